@@ -507,3 +507,16 @@ def test_returns_to_go_match_hand_computed_values():
         np.full(2, -0.5), np.ones(2), GAMMA
     )  # after a timeout the reward continues: -0.5 / (1 - 0.9)
     np.testing.assert_allclose(steady, [-5.0, -5.0])
+
+
+@pytest.mark.parametrize(("real_time", "step", "boxes"), [(False, 0.1, 1), (True, 0.015, 0)])
+def test_limits_of_a_real_arm_grow_by_half_at_most(real_time, step, boxes):
+    """In simulation a limit grows to what the policy asked for; next to a real arm a person must look in between."""
+    settings = {"safety.max_step": 0.01, "safety.workspace.low": [0.0] * 3, "safety.workspace.high": [1.0] * 3}
+    clipped = {"clip_ratio": 10.0, "clipped": {"step": 0.9}}
+    offers = Offers(real_time=real_time)
+    found = CHECKS["limits_too_small"](facts(episodes(10, **clipped), settings=settings, offers=offers))
+    assert found.changes[0].settings["safety.max_step"] == pytest.approx(step)
+    outside = facts(episodes(10, clipped={"workspace": 0.9}), settings=settings, offers=offers)
+    changes = CHECKS["limits_too_small"](outside).changes
+    assert sum(one is not None and "safety.workspace.low" in one.settings for one in changes) == boxes

@@ -66,7 +66,7 @@ def more_demos(facts: Facts) -> Change | None:
 
 def more_help(facts: Facts) -> Change | None:
     """Supervise every episode, or have the task's expert do it where no operator is configured."""
-    if facts.settings.get("algorithm.type") == "ppo":  # nobody takes over in its parallel worlds
+    if facts.settings.get("algorithm.type") == "ppo":  # no person takes over in its parallel worlds
         return None
     if facts.settings.get("operator.type") == "none" and facts.offers.expert:
         return Change(settings={"operator": {"type": "scripted", "watched_share": 1.0}})

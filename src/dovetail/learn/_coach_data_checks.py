@@ -22,6 +22,7 @@ from dovetail.learn._coach_facts import FEW, MANY, UNKNOWN, Change, Facts, Findi
 __all__ = ["DATA_CHECKS", "FALLBACKS", "limits_too_small", "no_reward", "no_success_finding", "reward_not_used"]
 
 _DELAY_TICKS = 3  # the safety filter's default for safety.delay_s
+_MAX_REAL_FACTOR = 1.5  # by which advice raises a limit of a real arm at once
 _CLOSE = 0.25  # relative difference of two periods that still count as equal
 _WAIT_REASONS = {
     "away": "a labeler that does not answer",
@@ -318,9 +319,11 @@ def limits_too_small(facts: Facts) -> Result:
     clipped = {name: _mean([one.clipped.get(name, 0.0) for one in latest]) for name in limits}
     most = max(clipped, key=lambda name: clipped[name], default="")
     ratios = [one.clip_ratio for one in latest if one.clip_ratio is not None]
-    by = min(100.0, max(1.5, _mean(ratios) if ratios else 3.0))  # the robot's own limits of an action stay
+    # the robot's own limits of an action stay; the limits of a real arm grow in small steps, with a person who looks at it
+    most_by = _MAX_REAL_FACTOR if facts.offers.real_time else 100.0
+    by = min(most_by, max(1.5, _mean(ratios) if ratios else 3.0))
     larger = [factor(facts, f"safety.{name}", by) for name in ("max_step", "max_velocity")]
-    reach = [factor(facts, "robot.max_step_m", 3.0), factor(facts, "robot.max_turn_rad", 3.0)]
+    reach = [factor(facts, name, min(most_by, 3.0)) for name in ("robot.max_step_m", "robot.max_turn_rad")]
     robot = (
         Change(settings={k: v for one in reach if one for k, v in one.settings.items()}) if any(reach) else None
     )
@@ -351,7 +354,9 @@ def limits_too_small(facts: Facts) -> Result:
 
 
 def _larger_workspace(facts: Facts) -> Change | None:
-    """The box, half as large again on each side except below, where the table is."""
+    """The box, half as large again on each side except below, where the table is. None for a real arm: a person decides."""
+    if facts.offers.real_time:
+        return None
     low, high = facts.settings.get("safety.workspace.low"), facts.settings.get("safety.workspace.high")
     if not isinstance(low, list) or not isinstance(high, list):
         return None

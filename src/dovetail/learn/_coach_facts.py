@@ -84,6 +84,7 @@ class Offers:
     cameras: tuple[str, ...] = ()  # images of the robot
     control_hz: float | None = None
     console: bool = False  # the operator needs the console
+    real_time: bool = False  # a real arm, next to which a person may stand
 
     @property
     def demos(self) -> bool:

@@ -28,6 +28,7 @@ def offers_of(assembly: Assembly, policy: TrainablePolicy) -> Offers:
         cameras=tuple(key for key, spec in robot.observation.items() if spec.is_image),
         control_hz=robot.control_hz,
         console=_is_browser(config.operator.type, config.operator.config),
+        real_time=assembly.real_time,
     )
 
 
