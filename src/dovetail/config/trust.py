@@ -2,7 +2,7 @@
 
 The config of a downloaded run folder is untrusted: `robot: {type: "evil:Robot"}` would run code, and `key_env: AWS_KEY`
 would send a secret to a server. So a stored config may use built-in plugins only, unless its folder has a mark: an HMAC of
-this machine, this user, the folder's inode and its config, with a key that only this user can read. Nobody else can make
+this machine, this user, the folder's inode and its config, with a key that only this user can read. No one else can make
 the right mark. It does not count while other users may write to the folder.
 """
 
@@ -55,6 +55,8 @@ _PATHS = {  # keys that name files and folders, which may be anywhere on this ma
     "folder": "a folder outside the run",
     "model_folder": "a folder outside the run",
     "checkpoint": "weights outside the run",
+    "stats": "a file outside the run",
+    "tokenizer": "a file outside the run",
 }
 _DEFAULTS = {"token_env": "DOVETAIL_TOKEN"}
 
