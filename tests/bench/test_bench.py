@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -71,3 +72,18 @@ def test_plain_loop_counts_its_ticks() -> None:
     found = plain_loop(200, seconds=0.2)
     assert found["ticks"] == 40
     assert 0.0 <= found["lateness_p50_ms"] <= found["lateness_p99_ms"] <= found["lateness_max_ms"]
+
+
+def test_vla_on_a_cpu_compares_a_tiny_model_with_stock_transformers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    rows = {row.name: row for row in load_bench(BENCHES["vla"])(quick=True)}
+    assert rows["CPU, tiny pi0: ours, eager"].value > 0.0
+    assert rows["CPU, tiny pi0: ours against stock: difference of actions"].value < 1e-3  # percent
+
+
+def test_vla_without_transformers_keeps_its_own_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    names = [row.name for row in load_bench(BENCHES["vla"])(quick=True)]
+    assert names[0].startswith("stock transformers skipped: ")
+    assert names[1:] == ["CPU, tiny pi0: ours, eager"]

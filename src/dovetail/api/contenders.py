@@ -7,7 +7,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dovetail.api.weights import WeightSource
+from dovetail.api.weights import WeightSource, brings_weights
 from dovetail.config.load import Overrides, load_saved
 from dovetail.config.schema import RunConfig
 from dovetail.core.errors import UsageError, did_you_mean
@@ -105,7 +105,7 @@ def make_contenders(
             )
 
         def read(assembly: Assembly) -> WeightSnapshot | None:
-            return None if config.policy.type == "remote" else source.snapshot(assembly)
+            return None if brings_weights(config) else source.snapshot(assembly)
 
         return Contender(
             number=number,
@@ -121,7 +121,7 @@ def make_contenders(
 
 def name_of(source: WeightSource, player: PairedPlayer, contender: Contender) -> str:
     snapshot = player.snapshot(contender)
-    return f"{source.folder.path}, {source.label(snapshot) if snapshot else 'the remote policy'}"
+    return f"{source.folder.path}, {source.label(snapshot) if snapshot else f'the {contender.config.policy.type} policy'}"
 
 
 @contextmanager

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from dovetail.api.names import RUNS_DIR
 from dovetail.api.opened_run import Run
 from dovetail.api.viewing import with_viewer
-from dovetail.api.weights import WeightSource, find_weights
+from dovetail.api.weights import WeightSource, brings_weights, find_weights
 from dovetail.config.load import Overrides, load_saved
 from dovetail.config.schema import RunConfig
 from dovetail.core.clock import SimulatedClock
@@ -172,8 +172,7 @@ def _evaluate_arm(
                 f"{source.folder.path} is in use or cannot be written, so `dovetail stop` could not stop the arm. Wait "
                 "for the run to end, or evaluate a copy of the folder"
             )
-        is_remote = config.policy.type == "remote"  # the policy server has the weights
-        snapshot = None if is_remote else source.snapshot(assembly)
+        snapshot = None if brings_weights(config) else source.snapshot(assembly)
         if snapshot is not None:
             check_size(config.policy, robot=assembly.robot.spec, snapshot=snapshot)
         for episode in evaluation_episodes(
@@ -185,7 +184,7 @@ def _evaluate_arm(
             on_episode(Performance.of(scores), total)
     finally:
         assembly.close()
-    label = source.label(snapshot) if snapshot else "the remote policy"
+    label = source.label(snapshot) if snapshot else f"the {config.policy.type} policy"
     version = snapshot.version if snapshot is not None and source.checkpoint is None else None
     return ArmEvaluation(robot=robot, scores=tuple(scores), num_requested=total), label, version
 

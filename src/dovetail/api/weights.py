@@ -8,6 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dovetail.api.names import RUNS_DIR, find_run
+from dovetail.config.plugins import resolve
+from dovetail.config.schema import RunConfig
+from dovetail.core.abilities import BringsWeights
 from dovetail.core.errors import CheckpointError, StoreError, UsageError
 from dovetail.core.types import WeightSnapshot
 from dovetail.runs.folder import RunFolder
@@ -17,7 +20,7 @@ if TYPE_CHECKING:  # loads torch
     from dovetail.core.contracts import Algorithm
     from dovetail.runs.assembly.build import Assembly
 
-__all__ = ["WeightSource", "find_weights"]
+__all__ = ["WeightSource", "brings_weights", "find_weights"]
 
 _VERSION_FILE = re.compile(r"v(\d+)\.json")
 _LEARNER_PREFIX = "algorithm/"
@@ -70,6 +73,11 @@ class WeightSource:
             if assembly is None:
                 built.close()
         return WeightSnapshot(version=0, components=algorithm.policy_weights(), hashes={})
+
+
+def brings_weights(config: RunConfig) -> bool:
+    """Whether the policy has weights of its own, from a server or a published folder, and not those of a run."""
+    return isinstance(resolve("policy", config.policy.type), BringsWeights)
 
 
 def find_weights(

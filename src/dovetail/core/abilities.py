@@ -19,6 +19,7 @@ __all__ = [
     "AsksAgain",
     "AsksPerson",
     "BringsTask",
+    "BringsWeights",
     "CachesFeatures",
     "ChecksDevice",
     "ChecksMetrics",
@@ -275,6 +276,14 @@ class HasMode(Protocol):
 
 
 # ---- policies
+
+
+@runtime_checkable
+class BringsWeights(Protocol):
+    """A policy whose weights come from elsewhere, such as a server or a published folder, and not from a run. Class
+    attribute."""
+
+    brings_weights: bool
 
 
 @runtime_checkable

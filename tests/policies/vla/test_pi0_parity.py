@@ -132,6 +132,7 @@ def test_guidance_without_weights_changes_nothing(folder):
     torch.testing.assert_close(guided, sample(network, inputs), atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.extended
 def test_both_parts_are_one_graph_without_decisions_on_values(folder):
     network, inputs = load(folder), make_inputs()
     parts = Parts(

@@ -69,6 +69,7 @@ class RemotePolicy:
     """
 
     Config: ClassVar[type[RemoteConfig]] = RemoteConfig
+    brings_weights: ClassVar[bool] = True
 
     def __init__(self, config: RemoteConfig, *, robot: RobotSpec | None = None, seed: int = 0) -> None:
         self._config = config

@@ -17,7 +17,7 @@ only is computed for all steps at once.
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -79,7 +79,9 @@ class Pi0Network(nn.Module):
         width = self.sizes.expert.width
         tokens = functional.linear(self.action_in(x.to(self.dtype)), self.action_time_in.weight[:, :width])
         tokens = self.action_time_out(functional.silu(tokens + time[:, None]))
-        for layer, cached_keys, cached_values in zip(self.expert_layers, prefix.keys, prefix.values, strict=True):
+        for layer, cached_keys, cached_values in zip(
+            _layers(self.expert_layers), prefix.keys, prefix.values, strict=True
+        ):
             q, k, v = layer.project(tokens, prefix.where)
             keys, values = _append(cached_keys, k), _append(cached_values, v)
             tokens = layer.finish(tokens, attend(q, keys, values, prefix.bias))
@@ -108,7 +110,7 @@ class Pi0Network(nn.Module):
 
     def _read(self, x: Tensor, where: Rotation, bias: Tensor) -> list[tuple[Tensor, Tensor]]:
         """Keys and values of images and prompt, [B, K, P, D] for each layer. All of these tokens attend to each other."""
-        *layers, last = self.text_layers
+        *layers, last = _layers(self.text_layers)
         found = []
         for layer in layers:
             q, k, v = layer.project(x, where)
@@ -127,7 +129,7 @@ class Pi0Network(nn.Module):
         x = self.state_in(state.to(self.dtype))[:, None]
         num = bias.shape[-1]
         all_keys, all_values = [], []
-        *layers, last = self.expert_layers
+        *layers, last = _layers(self.expert_layers)
         for layer, (keys, values) in zip(layers, keys_values, strict=False):
             q, k, v = layer.project(x, where)
             all_keys.append(self._with_room(keys, k))
@@ -144,6 +146,10 @@ class Pi0Network(nn.Module):
     def _with_room(self, of_prefix: Tensor, of_state: Tensor) -> Tensor:
         """[B, K, P + 1 + H, D], with zeros where the actions will be."""
         return functional.pad(torch.cat((of_prefix, of_state), dim=2), (0, 0, 0, self.sizes.horizon))
+
+
+def _layers(modules: nn.ModuleList) -> list[GemmaLayer]:
+    return cast("list[GemmaLayer]", list(modules))
 
 
 def _append(cached: Tensor, new: Tensor) -> Tensor:

@@ -42,10 +42,10 @@ class Parts(NamedTuple):
 
 def compiled_parts(network: Pi0Network) -> Parts:
     """They compile at their first call with each batch size, with and without gradients."""
-    prefix, velocity = (
-        torch.compile(part, dynamic=False, fullgraph=True) for part in (network.prefix, network.velocity)
+    return Parts(
+        torch.compile(network.prefix, dynamic=False, fullgraph=True),
+        torch.compile(network.velocity, dynamic=False, fullgraph=True),
     )
-    return Parts(prefix, velocity)
 
 
 class Sampler:

@@ -56,7 +56,7 @@ class VisionLayer(nn.Module):
         self.mlp_out = nn.Linear(sizes.mlp_width, sizes.width)
 
     def forward(self, x: Tensor) -> Tensor:
-        qkv = self.qkv(self.attention_norm(x)).unflatten(-1, (3, self._num_heads, -1))  # [N, P, 3, heads, D]
+        qkv = self.qkv(self.attention_norm(x)).view(*x.shape[:2], 3, self._num_heads, -1)  # [N, P, 3, heads, D]
         q, k, v = qkv.permute(2, 0, 3, 1, 4)
         attended = functional.scaled_dot_product_attention(q, k, v)
         x = x + self.attention_out(attended.transpose(1, 2).flatten(2))
@@ -116,21 +116,22 @@ class GemmaLayer(nn.Module):
 
     def project(self, x: Tensor, where: Rotation) -> tuple[Tensor, Tensor, Tensor]:
         """Queries [B, K, N * G, D] with the G heads of a key head as rows; keys and values [B, K, N, D]."""
-        heads = self.qkv(self.attention_norm(x)).unflatten(-1, (-1, self._head_size))  # [B, N, heads, D]
-        num_kv = self._num_kv_heads
+        num_rows, num_tokens, _ = x.shape
+        num_kv, size = self._num_kv_heads, self._head_size
+        heads = self.qkv(self.attention_norm(x)).view(num_rows, num_tokens, -1, size)
         q, k, v = heads.split((heads.shape[2] - 2 * num_kv, num_kv, num_kv), dim=2)
-        q = _rotate(q, where).unflatten(2, (num_kv, -1)).transpose(1, 2).flatten(2, 3)
+        q = _rotate(q, where).view(num_rows, num_tokens, num_kv, -1, size).transpose(1, 2).flatten(2, 3)
         return q, _rotate(k, where).transpose(1, 2), v.transpose(1, 2)
 
     def keys_values(self, x: Tensor, where: Rotation) -> tuple[Tensor, Tensor]:
         """Keys and values only: all that is used of the last layer, if no output is."""
         heads = functional.linear(self.attention_norm(x), self.qkv.weight[self._q_size :])
-        k, v = heads.unflatten(-1, (2, self._num_kv_heads, self._head_size)).unbind(2)
+        k, v = heads.view(*x.shape[:2], 2, self._num_kv_heads, self._head_size).unbind(2)
         return _rotate(k, where).transpose(1, 2), v.transpose(1, 2)
 
     def finish(self, x: Tensor, attended: Tensor) -> Tensor:
         """Tokens [B, N, W] after this layer, from what they attended to, [B, K, N * G, D]."""
-        heads = attended.unflatten(2, (x.shape[1], -1)).transpose(1, 2).flatten(2)  # [B, N, heads * D]
+        heads = attended.view(*attended.shape[:2], x.shape[1], -1).transpose(1, 2).flatten(2)  # [B, N, heads * D]
         x = x + self.attention_out(heads)
         gate, up = self.gate_up(self.mlp_norm(x)).chunk(2, dim=-1)
         mlp: Tensor = self.down(functional.gelu(gate, approximate="tanh") * up)

@@ -4,12 +4,16 @@ statistics: those in a processor_config.json are LIBERO's unless somebody replac
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
+from dovetail.policies.vla.checkpoints.checkpoint import Checkpoint
 from dovetail.policies.vla.checkpoints.keys import KeyLayout
+from dovetail.policies.vla.checkpoints.paligemma_keys import shared_keys
+from dovetail.policies.vla.checkpoints.weight_files import WeightFiles
 from dovetail.policies.vla.sizes import GemmaSizes, Pi0Sizes, VisionSizes
 
-__all__ = ["KEYS", "sizes_of"]
+__all__ = ["KEYS", "open_folder", "sizes_of"]
 
 _UNUSED = ("model.dit.embed_tokens.weight", "model.vlm.language_model.norm.weight")
 
@@ -23,6 +27,13 @@ KEYS = KeyLayout(
     action_out="action_out_proj",
     is_unused=_UNUSED.__contains__,
 )
+
+
+def open_folder(folder: Path, config: Mapping[str, Any], files: WeightFiles) -> Checkpoint:
+    # `save_pretrained` writes LeRobot's names; a plain state_dict has the names of the modules
+    is_saved = any(key.startswith("paligemma_with_expert.") for key in files.shapes)
+    keys = shared_keys(files.shapes, prefix="") if is_saved else KEYS
+    return Checkpoint(folder=folder, family="transformers", sizes=sizes_of(config), keys=keys, files=files)
 
 
 def sizes_of(config: Mapping[str, Any]) -> Pi0Sizes:

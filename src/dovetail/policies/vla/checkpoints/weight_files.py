@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -12,8 +12,9 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from dovetail.core.errors import CheckpointError, UsageError, one_line
+from dovetail.core.types import Array
 
-__all__ = ["WeightFiles", "read_json"]
+__all__ = ["WeightFiles", "read_json", "tensors_of"]
 
 _INDEX = "model.safetensors.index.json"
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
@@ -30,6 +31,13 @@ def read_json(path: Path) -> dict[str, Any]:
     if not isinstance(data, dict):
         raise CheckpointError(f"{path} holds no JSON object. Copy the folder again")
     return data
+
+
+def tensors_of(path: Path) -> dict[str, Array]:
+    """All tensors of a small file, float32."""
+    _shapes(path)  # an error that names the file
+    with safe_open(path, framework="pt") as file:
+        return {key: file.get_tensor(key).float().numpy() for key in file.keys()}  # noqa: SIM118 - no iterator
 
 
 class WeightFiles:
@@ -50,7 +58,7 @@ class WeightFiles:
                     raise CheckpointError(f"{path} and {self._file_of[key].name} both hold '{key}'. Remove one")
                 self.shapes[key], self._file_of[key] = shape, path
 
-    def read(self, keys: Iterator[str] | list[str] | tuple[str, ...]) -> Iterator[tuple[str, Tensor]]:
+    def read(self, keys: Iterable[str]) -> Iterator[tuple[str, Tensor]]:
         """Tensors on the CPU, mapped from their files, one after another."""
         with ExitStack() as stack:
             opened: dict[Path, Any] = {}

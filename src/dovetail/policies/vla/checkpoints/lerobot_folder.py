@@ -1,0 +1,146 @@
+"""LeRobot's folders: config.json, model.safetensors, policy_preprocessor.json and policy_postprocessor.json. Older ones have
+no processors and keep statistics inside the weights."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dovetail.core.errors import CheckpointError, UsageError
+from dovetail.core.types import Array
+from dovetail.policies.vla.checkpoints.checkpoint import Checkpoint
+from dovetail.policies.vla.checkpoints.paligemma_keys import shared_keys, sizes_from_shapes
+from dovetail.policies.vla.checkpoints.weight_files import WeightFiles, read_json, tensors_of
+from dovetail.policies.vla.normalization import Normalization
+
+__all__ = ["open_folder"]
+
+_STATE, _ACTION, _IMAGES = "observation.state", "action", "observation.images."
+_PREPROCESSOR, _POSTPROCESSOR = "policy_preprocessor.json", "policy_postprocessor.json"
+_KNOWN_STEPS = {
+    "rename_observations_processor",
+    "to_batch_processor",
+    "pi0_new_line_processor",
+    "tokenizer_processor",
+    "device_processor",
+    "normalizer_processor",
+    "unnormalizer_processor",
+    "relative_actions_processor",
+    "absolute_actions_processor",
+}
+_BUFFERS = {_STATE: "normalize_inputs.buffer_observation_state.", _ACTION: "unnormalize_outputs.buffer_action."}
+
+
+def open_folder(folder: Path, config: Mapping[str, Any], files: WeightFiles) -> Checkpoint:
+    # LeRobot's trainer writes `model.` before every key of the network, its converted base folders do not
+    prefix = "model." if any(key.startswith("model.") for key in files.shapes) else ""
+    keys = shared_keys(files.shapes, prefix=prefix)
+    sizes = sizes_from_shapes(
+        files.shapes,
+        keys,
+        folder=folder,
+        num_prompt_tokens=int(config.get("tokenizer_max_length", 48)),
+        horizon=int(config["chunk_size"]),
+        state_size=int(config["max_state_dim"]),
+        action_size=int(config["max_action_dim"]),
+        num_flow_steps=int(config.get("num_inference_steps", config.get("num_steps", 10))),
+        min_period=float(config.get("min_period", 4e-3)),
+        max_period=float(config.get("max_period", 4.0)),
+    )
+    modes = {"VISUAL": "IDENTITY", "STATE": "MEAN_STD", "ACTION": "MEAN_STD", **config["normalization_mapping"]}
+    if modes["VISUAL"] != "IDENTITY":
+        raise UsageError(
+            f"{folder} normalizes images by {modes['VISUAL']}, which pi0 does not. Only IDENTITY is known"
+        )
+    before, after = (_steps(folder / name) for name in (_PREPROCESSOR, _POSTPROCESSOR))
+    relative = before.get("relative_actions_processor", {})
+    if relative.get("se3_pose_groups"):
+        raise UsageError(f"{folder} has actions relative in SE(3) (se3_pose_groups), which are unknown here")
+    names = relative.get("action_names") or config.get("action_feature_names") or ()
+    return Checkpoint(
+        folder=folder,
+        family="LeRobot",
+        sizes=sizes,
+        keys=keys,
+        files=files,
+        cameras=tuple(key.removeprefix(_IMAGES) for key in config["input_features"] if key.startswith(_IMAGES)),
+        state=_normalization(folder, files, before.get("normalizer_processor"), _STATE, modes["STATE"], config),
+        action=_normalization(
+            folder, files, after.get("unnormalizer_processor"), _ACTION, modes["ACTION"], config
+        ),
+        state_mode=modes["STATE"],
+        action_mode=modes["ACTION"],
+        relative_actions=bool(relative.get("enabled", config.get("use_relative_actions", False))),
+        relative_exclude=tuple(relative.get("exclude_joints") or config.get("relative_exclude_joints") or ()),
+        action_names=tuple(names),
+    )
+
+
+def _steps(path: Path) -> dict[str, dict[str, Any]]:
+    """The settings of each processor step, with the step's `state_file`. Empty if the folder has no processors."""
+    if not path.is_file():
+        return {}
+    found: dict[str, dict[str, Any]] = {}
+    for step in read_json(path)["steps"]:
+        name = step.get("registry_name")
+        if name is None:
+            raise UsageError(
+                f"{path} has a step of class '{step.get('class')}', which would import code. It is not read"
+            )
+        if name not in _KNOWN_STEPS:
+            raise UsageError(
+                f"{path} has step '{name}', which is unknown here. Known: {', '.join(sorted(_KNOWN_STEPS))}"
+            )
+        found[name] = {**step.get("config", {}), "state_file": step.get("state_file")}
+    return found
+
+
+def _normalization(
+    folder: Path,
+    files: WeightFiles,
+    step: Mapping[str, Any] | None,
+    feature: str,
+    mode: str,
+    config: Mapping[str, Any],
+) -> Normalization | None:
+    """None if the folder has no statistics of this feature."""
+    features = {**config["input_features"], **config["output_features"]}
+    size = int(features[feature]["shape"][0]) if feature in features else 0
+    if mode == "IDENTITY":
+        return Normalization.identity(size)
+    name, epsilon = f"{folder}: statistics of {feature}", 1e-8
+    if step is not None:
+        epsilon = float(step.get("eps", epsilon))
+        statistics = _stored(folder, step["state_file"], feature)
+    else:
+        statistics = dict(_buffers(files, _BUFFERS[feature]))
+    if not statistics:
+        return None
+    found = Normalization.lerobot(mode, statistics, epsilon=epsilon, name=name)
+    if found.size != size:
+        raise CheckpointError(f"{name} have {found.size} values, but config.json has {size}. Set policy.stats")
+    return found
+
+
+def _stored(folder: Path, file: str | None, feature: str) -> dict[str, Array]:
+    """Statistics that a processor step keeps in a file of its own."""
+    if file is None:
+        return {}
+    if Path(file).name != file:
+        raise CheckpointError(f"{folder} names the file '{file}', which is not a plain name in the folder")
+    if not (folder / file).is_file():
+        raise CheckpointError(f"{folder} lacks {file}, which its processor names. Copy the folder again")
+    prefix = f"{feature}."
+    tensors = tensors_of(folder / file)
+    return {key.removeprefix(prefix): value for key, value in tensors.items() if key.startswith(prefix)}
+
+
+def _buffers(files: WeightFiles, prefix: str) -> Iterator[tuple[str, Array]]:
+    """Statistics inside the weights. LeRobot fills them with infinity until it knows them."""
+    for key, tensor in files.read([key for key in files.shapes if key.startswith(prefix)]):
+        value = tensor.float().numpy()
+        if np.isfinite(value).all():
+            yield key.removeprefix(prefix), value

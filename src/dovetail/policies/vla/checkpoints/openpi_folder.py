@@ -1,0 +1,45 @@
+"""openpi's checkpoints, converted to PyTorch: config.json, model.safetensors, assets/ASSET_ID/norm_stats.json.
+
+The folder does not tell whether actions are relative to the state: `policy.relative_axes` does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from dovetail.policies.vla.checkpoints.checkpoint import Checkpoint
+from dovetail.policies.vla.checkpoints.paligemma_keys import shared_keys, sizes_from_shapes
+from dovetail.policies.vla.checkpoints.statistics import openpi_statistics
+from dovetail.policies.vla.checkpoints.weight_files import WeightFiles, read_json
+
+__all__ = ["open_folder"]
+
+
+def open_folder(folder: Path, config: Mapping[str, Any], files: WeightFiles) -> Checkpoint:
+    keys = shared_keys(files.shapes, prefix="")
+    sizes = sizes_from_shapes(
+        files.shapes,
+        keys,
+        folder=folder,
+        horizon=int(config["action_horizon"]),
+        state_size=int(config["action_dim"]),
+        action_size=int(config["action_dim"]),
+    )
+    state, action = None, None
+    assets = sorted((folder / "assets").glob("**/norm_stats.json"))
+    if len(assets) == 1:
+        state, action = openpi_statistics(read_json(assets[0]), name=str(assets[0]))
+    return Checkpoint(
+        folder=folder,
+        family="openpi",
+        sizes=sizes,
+        keys=keys,
+        files=files,
+        state=state,
+        action=action,
+        resizes_with_pil=True,
+        cleans_prompt=True,
+        assets=tuple(str(path.relative_to(folder)) for path in assets),
+    )

@@ -1,0 +1,91 @@
+"""The key names that LeRobot and openpi share, and sizes read from shapes, because their configs name variants only."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from dovetail.core.errors import CheckpointError
+from dovetail.policies.vla.checkpoints.keys import KeyLayout
+from dovetail.policies.vla.sizes import GemmaSizes, Pi0Sizes, VisionSizes
+
+__all__ = ["shared_keys", "sizes_from_shapes"]
+
+_VISION_HEADS = 16  # of PaliGemma's vision tower in all variants; shapes do not tell
+_STATISTICS = ("normalize_inputs.", "normalize_targets.", "unnormalize_outputs.")
+
+
+def shared_keys(shapes: Mapping[str, Any], *, prefix: str) -> KeyLayout:
+    """The layout of these weights. transformers moved parts of PaliGemma over time, so the places differ between folders."""
+    whole = f"{prefix}paligemma_with_expert."
+    outer, inner = f"{whole}paligemma.", f"{whole}paligemma.model."
+    base = inner if any(key.startswith(inner) for key in shapes) else outer
+
+    def place(*candidates: str) -> str:
+        return next((c for c in candidates if any(key.startswith(c) for key in shapes)), candidates[0])
+
+    text = place(*(f"{base}language_model.{more}layers.0." for more in ("", "model."))).removesuffix("layers.0.")
+    # one tensor under one of these names, because it is tied
+    heads = (f"{outer}lm_head.weight", f"{outer}language_model.lm_head.weight", f"{text}embed_tokens.weight")
+    unused = {
+        *heads,
+        f"{text}norm.weight",
+        f"{whole}gemma_expert.lm_head.weight",
+        f"{whole}gemma_expert.model.embed_tokens.weight",
+    }
+    return KeyLayout(
+        vision=place(f"{base}vision_tower.vision_model.", f"{base}vision_tower."),
+        projector=f"{base}multi_modal_projector.",
+        text=text,
+        embedding=next((key for key in heads if key in shapes), heads[0]),
+        expert=f"{whole}gemma_expert.model.",
+        action_time=prefix,
+        action_out=f"{prefix}action_out_proj",
+        is_unused=lambda key: key in unused or key.startswith(_STATISTICS),
+    )
+
+
+def sizes_from_shapes(
+    shapes: Mapping[str, tuple[int, ...]], keys: KeyLayout, *, folder: object, **others: Any
+) -> Pi0Sizes:
+    """`others` are the sizes that only a config has."""
+
+    def shape(key: str) -> tuple[int, ...]:
+        if key not in shapes:
+            raise CheckpointError(f"{folder} lacks {key}: it does not hold a complete pi0")
+        return shapes[key]
+
+    def gemma(prefix: str) -> GemmaSizes:
+        first = f"{prefix}layers.0."
+        queries, width = shape(f"{first}self_attn.q_proj.weight")
+        head_size = shape(f"{first}self_attn.k_proj.weight")[0]  # PaliGemma has one key head
+        return GemmaSizes(
+            width=width,
+            num_layers=_num_layers(shapes, prefix),
+            num_heads=queries // head_size,
+            num_kv_heads=1,
+            head_size=head_size,
+            mlp_width=shape(f"{first}mlp.gate_proj.weight")[0],
+        )
+
+    width, _, patch_size, _ = shape(f"{keys.vision}embeddings.patch_embedding.weight")
+    num_patches = shape(f"{keys.vision}embeddings.position_embedding.weight")[0]
+    vision = VisionSizes(
+        width=width,
+        num_layers=_num_layers(shapes, f"{keys.vision}encoder."),
+        num_heads=_VISION_HEADS,
+        mlp_width=shape(f"{keys.vision}encoder.layers.0.mlp.fc1.weight")[0],
+        image_size=math.isqrt(num_patches) * patch_size,
+        patch_size=patch_size,
+    )
+    vocabulary = shape(keys.embedding)[0]
+    return Pi0Sizes(
+        vision=vision, text=gemma(keys.text), expert=gemma(keys.expert), vocabulary=vocabulary, **others
+    )
+
+
+def _num_layers(shapes: Mapping[str, Any], prefix: str) -> int:
+    layer = re.compile(re.escape(prefix) + r"layers\.(\d{1,3})\.")
+    return 1 + max((int(found[1]) for key in shapes if (found := layer.match(key))), default=-1)

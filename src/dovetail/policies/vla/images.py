@@ -1,0 +1,46 @@
+"""Images for pi0: resized without distortion, centered on black, in [-1, 1]."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+from torch.nn import functional
+
+from dovetail.core.types import Array
+
+__all__ = ["prepare_images", "resize_with_pad_pil"]
+
+
+def prepare_images(frames: Array, *, size: int, with_pil: bool, device: torch.device) -> Tensor:
+    """uint8 [B, H, W, 3] to float32 [B, 3, size, size]. Borders are -1.
+
+    With PIL it is openpi's way: on uint8, with antialiasing. Without, it is LeRobot's: on floats, without antialiasing.
+    """
+    if with_pil:
+        frames = np.stack([resize_with_pad_pil(frame, size=size) for frame in frames])
+    images = torch.tensor(frames, device=device).permute(0, 3, 1, 2).float() / 255.0
+    if images.shape[-2:] != (size, size):
+        height, width = _fitted(images.shape[-2], images.shape[-1], size=size)
+        images = functional.interpolate(images, size=(height, width), mode="bilinear", align_corners=False)
+        top, left = (size - height) // 2, (size - width) // 2
+        images = functional.pad(images.clamp(0.0, 1.0), (left, size - width - left, top, size - height - top))
+    return images * 2.0 - 1.0
+
+
+def resize_with_pad_pil(frame: Array, *, size: int) -> Array:
+    """As openpi's client does, bit for bit. uint8 [H, W, 3] to [size, size, 3]."""
+    if frame.shape[:2] == (size, size):
+        return frame
+    height, width = _fitted(frame.shape[0], frame.shape[1], size=size)
+    resized = Image.fromarray(frame).resize((width, height), resample=Image.Resampling.BILINEAR)
+    padded = np.zeros((size, size, 3), np.uint8)
+    top, left = int((size - height) / 2), int((size - width) / 2)
+    padded[top : top + height, left : left + width] = np.asarray(resized)
+    return padded
+
+
+def _fitted(height: int, width: int, *, size: int) -> tuple[int, int]:
+    ratio = max(width / size, height / size)
+    return int(height / ratio), int(width / ratio)
