@@ -47,3 +47,12 @@ def test_changes_of_the_folder_are_seen(run, listings):
     settle(run)
     shutil.rmtree(run / "episodes" / "e04")  # by hand, so `.order` does not change
     assert found.page(EpisodeQuery())["total"] == 6
+
+
+def test_listed_episodes_share_equal_robots(run):
+    """Else a full garbage collection, during which STOP waits, takes more than a second with 100,000 episodes."""
+    found = EpisodeList(RecordedEpisodes(run), EpisodeLabels(run))
+    found.page(EpisodeQuery())
+    infos = list(found._known.values())
+    assert len(infos) == 8 and len({id(info.robot) for info in infos}) == 1
+    assert infos == [EpisodeLog(run / "episodes").manifest(info.id) for info in infos]

@@ -1,8 +1,5 @@
-"""`python -m support.troubled_console TROUBLE ARGUMENTS`: the console, in a process whose disk hangs or whose run is huge.
-
-hang=FLAG       every access to a file below the run folder waits while the file FLAG exists
-episodes=N      the run has N episodes
-"""
+"""`python -m support.troubled_console hang=FLAG ARGUMENTS`: the console, in a process whose disk hangs: every access to
+a file below the run folder waits while the file FLAG exists."""
 
 from __future__ import annotations
 
@@ -12,7 +9,6 @@ import os
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 __all__: list[str] = []
@@ -47,37 +43,15 @@ def _hang(flag: str, folder: str) -> None:
         setattr(module, name, waiting(getattr(module, name)))
 
 
-def _enlarge(num_episodes: int) -> None:
-    from dovetail.console.recorded_episodes import RecordedEpisodes
-
-    ids, summary = RecordedEpisodes.ids, RecordedEpisodes.summary
-    names = [f"e{number:06d}" for number in range(num_episodes)]
-
-    def fake_summary(self: RecordedEpisodes, episode_id: str) -> Any:
-        return replace(summary(self, ids(self)[0]) if not known else known[0], id=episode_id)
-
-    known: list[Any] = []
-
-    def fake_ids(self: RecordedEpisodes) -> list[str]:
-        if not known:
-            known.append(summary(self, ids(self)[0]))
-        return list(names)
-
-    RecordedEpisodes.ids, RecordedEpisodes.summary = fake_ids, fake_summary  # type: ignore[method-assign]
-
-
 def main() -> None:
     trouble, *arguments = sys.argv[1:]
-    kind, _, value = trouble.partition("=")
+    kind, _, flag = trouble.partition("=")
+    assert kind == "hang", trouble
+    import dovetail.cli._console  # noqa: F401 - what is imported later would wait, too
     from dovetail.cli.main import entry
 
     sys.argv = ["dovetail", *arguments]
-    if kind == "hang":
-        import dovetail.cli._console  # noqa: F401 - what is imported later would wait, too
-
-        _hang(value, os.path.abspath(arguments[1]))
-    else:
-        _enlarge(int(value))
+    _hang(flag, os.path.abspath(arguments[1]))
     entry()
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
 import threading
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -12,6 +14,7 @@ from dovetail.console.episode_details import summary_row, verdict
 from dovetail.console.episode_labels import EpisodeLabels
 from dovetail.console.recorded_episodes import RecordedEpisodes
 from dovetail.core.errors import StoreError
+from dovetail.core.specs import RobotSpec
 from dovetail.episodes.log import EpisodeInfo
 
 __all__ = ["EpisodeList", "EpisodeQuery"]
@@ -62,6 +65,7 @@ class EpisodeList:
         self._episodes = episodes
         self._labels = labels
         self._known: dict[str, EpisodeInfo] = {}
+        self._robots: dict[str, RobotSpec] = {}  # by their JSON
         self._listed: tuple[list[str], list[EpisodeInfo], list[str]] | None = None  # ids, summaries, problems
         self._lock = threading.Lock()
 
@@ -98,12 +102,18 @@ class EpisodeList:
             known: dict[str, EpisodeInfo] = {}
             for episode_id in ids:
                 try:
-                    known[episode_id] = self._known.get(episode_id) or self._episodes.summary(episode_id)
+                    known[episode_id] = self._known.get(episode_id) or self._summary(episode_id)
                 except StoreError as error:
                     problems.append(str(error))
             self._known = known
             self._listed = (ids, list(known.values()), problems)
             return self._listed[1], problems
+
+    def _summary(self, episode_id: str) -> EpisodeInfo:
+        """Episodes share equal robots: the garbage collector stops all threads, and looks at each object that is kept."""
+        info = self._episodes.summary(episode_id)
+        robot = self._robots.setdefault(json.dumps(info.robot.to_json()), info.robot)
+        return dataclasses.replace(info, robot=robot)
 
 
 def _unique(values: Iterable[str]) -> list[str]:

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import logging
 import resource
 import socket
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -27,6 +29,7 @@ _ACCEPTED_AT_ONCE = 32  # below the limit of unproven connections: a new one is 
 _BACKLOG = 1024  # connections that wait in the kernel
 _MAX_OPEN_FILES = 1 << 16
 _POLL_S = 0.1
+_SWITCH_S = 0.0005  # a STOP takes the interpreter from a busy thread several times, and waits so long for each
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -50,6 +53,8 @@ def serve(
     """Serve until `should_stop`; calls `ready` when requests are answered."""
     logging.getLogger("nicegui").setLevel(logging.ERROR)  # it would log every unknown path
     _allow_open_files()
+    sys.setswitchinterval(_SWITCH_S)
+    gc.freeze()  # a full collection stops all threads; it need not look at what was imported
 
     class Connection(_Connection):
         guard = app
