@@ -20,6 +20,7 @@ from dovetail.core.types import Outcome, View
 from dovetail.episodes import _order
 from dovetail.episodes import spool as spool_module
 from dovetail.episodes.lerobot import _video, export
+from dovetail.episodes.log import EpisodeLog
 from dovetail.episodes.spool import Spool
 from dovetail.episodes.verify import verify_spool
 from dovetail.labels._label_file import encode
@@ -216,6 +217,39 @@ def test_failed_pruning_does_not_fail_a_publication(tmp_path: Path, monkeypatch:
     monkeypatch.undo()
     assert store.publish({"actor": {"w": np.ones(3)}}) == 3
     assert store.versions() == [3]
+
+
+def test_failed_read_while_pruning_does_not_fail_a_publication(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = DiskWeightStore(tmp_path, keep=1)
+    store.publish({"actor": {"w": np.ones(2)}})
+
+    def unreadable(*arguments: object) -> Any:
+        raise StoreError("cannot read pin.json: Input/output error")
+
+    monkeypatch.setattr(store, "pinned", unreadable)
+    assert store.publish({"actor": {"w": np.zeros(2)}}) == 2
+
+
+def test_unreadable_folder_raises_store_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "listdir", broken)
+    monkeypatch.setattr(os, "scandir", broken)
+    for read in (DiskWeightStore(tmp_path).versions, EpisodeLog(tmp_path).ids):
+        with pytest.raises(StoreError, match=r"cannot read .*Input/output error"):
+            read()
+
+
+def test_failed_search_for_old_checkpoints_does_not_fail_a_save(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save_checkpoint(tmp_path, {"w": np.ones(2)}, facts={"n": 1})
+    glob = Path.glob
+    monkeypatch.setattr(
+        Path, "glob", lambda path, pattern: broken() if pattern.startswith("state") else glob(path, pattern)
+    )
+    save_checkpoint(tmp_path, {"w": np.zeros(2)}, facts={"n": 2})
+    assert load_checkpoint(tmp_path)[1] == {"n": 2}
 
 
 def test_component_of_another_process_is_synced_before_its_manifest(tmp_path: Path, synced: list[str]) -> None:

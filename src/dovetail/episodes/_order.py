@@ -61,8 +61,11 @@ def list_episodes(folder: Path) -> list[str]:
     """Return the sorted ids of the existing folders. A link to a folder is not an episode."""
     if not folder.is_dir():
         return []
-    with os.scandir(folder) as entries:
-        return sorted(e.name for e in entries if e.is_dir(follow_symlinks=False) and is_episode_id(e.name))
+    try:
+        with os.scandir(folder) as entries:
+            return sorted(e.name for e in entries if e.is_dir(follow_symlinks=False) and is_episode_id(e.name))
+    except OSError as error:
+        raise StoreError(f"cannot read {folder}: {error.strerror}") from error
 
 
 def file_state(folder: Path) -> object:

@@ -39,9 +39,9 @@ def save_checkpoint(folder: Path, state: Mapping[str, Array], *, facts: Mapping[
         write_atomic(folder / "manifest.json", dump_json(manifest, indent=2))
     except OSError as error:
         raise StoreError(f"cannot write checkpoint {folder}: {error.strerror or error}") from error
-    for old in folder.glob("state-*.safetensors"):
-        if old.name != name:
-            with contextlib.suppress(OSError):  # the checkpoint is saved; the next call removes the rest
+    with contextlib.suppress(OSError):  # the checkpoint is saved; the next call removes the rest
+        for old in folder.glob("state-*.safetensors"):
+            if old.name != name:
                 old.unlink()
 
 

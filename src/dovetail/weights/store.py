@@ -70,7 +70,7 @@ class DiskWeightStore:
                 raise UsageError(f"cannot publish version {version}: version {newest} exists already")
             manifest = {"schema": SCHEMA, "version": version, "components": hashes}
             self._replace(self._path(version), dump_json(manifest, indent=1), temporary)
-            with contextlib.suppress(OSError):  # the version is published; the next call prunes
+            with contextlib.suppress(OSError, StoreError):  # the version is published; the next call prunes
                 self._prune()
         return version
 
@@ -107,7 +107,7 @@ class DiskWeightStore:
             if version is None:
                 path.unlink(missing_ok=True)
                 fsync_folder(self._folder)
-                with contextlib.suppress(OSError):
+                with contextlib.suppress(OSError, StoreError):
                     self._prune()
                 return
             if version not in self.versions():
@@ -118,7 +118,11 @@ class DiskWeightStore:
         """The available versions, oldest first."""
         if not self._folder.is_dir():
             return []
-        found = (_VERSION.fullmatch(name) for name in os.listdir(self._folder))
+        try:
+            names = os.listdir(self._folder)
+        except OSError as error:
+            raise StoreError(f"cannot read {self._folder}: {error.strerror}") from error
+        found = (_VERSION.fullmatch(name) for name in names)
         return sorted(int(name[1]) for name in found if name)
 
     def _path(self, version: int) -> Path:

@@ -1,9 +1,10 @@
-/* Counts, fails and records the calls of a process that change files under one folder. Loaded with LD_PRELOAD.
+/* Counts, fails and records the calls of a process that open or change files under one folder. Loaded with LD_PRELOAD.
  *
  * Python's `os` module, Arrow and FFmpeg all reach the system through these functions of libc, so a test sees every
  * write, also those of C code. `shim.py` controls it through the functions `faults_*`.
  */
 #define _GNU_SOURCE
+#include <dirent.h>
 #include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -19,7 +20,7 @@
 #include <sys/uio.h>
 #include <unistd.h>
 
-enum { WRITE = 1, SYNC = 2, RENAME = 4, OPEN = 8, MKDIR = 16, UNLINK = 32, TRUNCATE = 64, ALLOCATE = 128, LINK = 256 };
+enum { WRITE = 1, SYNC = 2, RENAME = 4, OPEN = 8, MKDIR = 16, UNLINK = 32, TRUNCATE = 64, ALLOCATE = 128, LINK = 256, READ_OPEN = 512 };
 enum { ONCE = 0, FROM_THEN_ON = 1, SHORT = 2, SHORT_THEN_FAIL = 3 };
 #define SPACE (WRITE | OPEN | MKDIR | TRUNCATE | ALLOCATE | LINK)
 
@@ -303,9 +304,10 @@ static int open_file(int dir, const char *path, int flags, mode_t mode) {
     LOAD(openat);
     char full[PATH_MAX];
     int writes = (flags & O_ACCMODE) != O_RDONLY || (flags & (O_CREAT | O_TRUNC));
-    if (!writes || !absolute(dir, path, full)) return REAL(openat)(dir, path, flags, mode);
-    int error = inject(OPEN, NULL);
+    if (!absolute(dir, path, full)) return REAL(openat)(dir, path, flags, mode);
+    int error = inject(writes ? OPEN : READ_OPEN, NULL);
     if (error) { errno = error; return -1; }
+    if (!writes) return REAL(openat)(dir, path, flags, mode);
     struct stat before;
     int saved = errno, existed = fstatat(dir, path, &before, 0) == 0;
     errno = saved;
@@ -329,6 +331,23 @@ int __open_2(const char *path, int flags) { return open_file(AT_FDCWD, path, fla
 int __open64_2(const char *path, int flags) { return open_file(AT_FDCWD, path, flags, 0); }
 int __openat_2(int dir, const char *path, int flags) { return open_file(dir, path, flags, 0); }
 int __openat64_2(int dir, const char *path, int flags) { return open_file(dir, path, flags, 0); }
+
+DIR *opendir(const char *path) { /* its open is inside libc */
+    LOAD(opendir);
+    char full[PATH_MAX];
+    int error = absolute(AT_FDCWD, path, full) ? inject(READ_OPEN, NULL) : 0;
+    if (error) { errno = error; return NULL; }
+    return REAL(opendir)(path);
+}
+
+FILE *fopen(const char *path, const char *mode) { /* so is this one */
+    LOAD(fopen);
+    char full[PATH_MAX];
+    int writes = mode[0] != 'r' || strchr(mode, '+') != NULL;
+    int error = absolute(AT_FDCWD, path, full) ? inject(writes ? OPEN : READ_OPEN, NULL) : 0;
+    if (error) { errno = error; return NULL; }
+    return REAL(fopen)(path, mode);
+}
 
 /* ---- names */
 

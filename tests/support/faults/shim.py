@@ -19,9 +19,11 @@ from support import TESTS
 
 __all__ = ["ALL", "SPACE", "WRITE", "Mode", "Shim", "memory_folder", "run_with_shim"]
 
-WRITE, SYNC, RENAME, OPEN, MKDIR, UNLINK, TRUNCATE, ALLOCATE, LINK = (1 << bit for bit in range(9))
-ALL = (1 << 9) - 1
-SPACE = ALL & ~UNLINK  # calls that fail on a full disk; some file systems notice it only in fsync or rename
+WRITE, SYNC, RENAME, OPEN, MKDIR, UNLINK, TRUNCATE, ALLOCATE, LINK, READ_OPEN = (1 << bit for bit in range(10))
+ALL = (1 << 10) - 1
+SPACE = (
+    ALL & ~UNLINK & ~READ_OPEN
+)  # calls that fail on a full disk; some file systems notice it only in fsync or rename
 
 
 class Mode(enum.IntEnum):

@@ -19,6 +19,7 @@ from typing import Any, ClassVar
 
 import av
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 
 from dovetail.core.specs import ArraySpec
@@ -504,14 +505,12 @@ class Export(StoreUnderTest):
         num_episodes = json.loads(info.read_bytes())["total_episodes"] if info.exists() else 0
         files = sorted((self.out / "meta" / "episodes").rglob("*.parquet"))
         columns = ["dovetail/id", "data/file_index"]
-        rows = [row for path in files for row in pq.read_table(path, columns=columns).to_pylist()][:num_episodes]
+        rows = [row for path in files for row in _table(path, columns).to_pylist()][:num_episodes]
         log = self._log(state)
         assert [row["dovetail/id"] for row in rows] == log.ids()
         for number in {row["data/file_index"] for row in rows}:
             names = [row["dovetail/id"] for row in rows if row["data/file_index"] == number]
-            actions = pq.read_table(self.out / f"data/chunk-000/file-{number:03d}.parquet", columns=["action"])[
-                "action"
-            ]
+            actions = _table(self.out / f"data/chunk-000/file-{number:03d}.parquet", ["action"])["action"]
             expected = np.concatenate([log.episode(name).column("executed") for name in names])
             np.testing.assert_array_equal(np.stack(actions.to_numpy()), expected)
             video = self.out / f"videos/observation.images.camera/chunk-000/file-{number:03d}.mp4"
@@ -524,6 +523,11 @@ class Export(StoreUnderTest):
         assert [episode.id for episode in dataset.episodes()] == [
             dataset.episode_id(i) for i in range(len(dataset))
         ]
+
+
+def _table(path: Path, columns: list[str]) -> pa.Table:
+    """Read from memory: Arrow would close the file some time later, which looks like a file that the export left open."""
+    return pq.read_table(pa.BufferReader(path.read_bytes()), columns=columns)
 
 
 STORES: dict[str, type[StoreUnderTest]] = {
