@@ -59,7 +59,7 @@ class Evaluation:
     """The figures of some weights."""
 
     weights: str  # for example `weights version 9`
-    version: int | None  # None: a checkpoint, or a remote policy
+    version: int | None  # None: a checkpoint, or a policy that brings its weights
     seed: int
     arms: tuple[ArmEvaluation, ...]  # one per group of equal arms
     not_recorded: str = ""  # why the result is not in the run's events.jsonl

@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 import torch
 
+from dovetail.api import evaluate
+from dovetail.config.load import load
 from dovetail.config.schema import RunConfig
 from dovetail.core.errors import SpecMismatch, UsageError
 from dovetail.core.prompts import encode_prompt
@@ -15,6 +17,7 @@ from dovetail.core.types import ActContext, WeightSnapshot
 from dovetail.policies.vla.pi0_policy import Pi0Policy
 from dovetail.policies.vla.settings import Pi0Config
 from dovetail.runs.assembly.build import build_assembly
+from dovetail.runs.folder import RunFolder
 from dovetail.runs.roles.robot import evaluation_episodes
 from support.pi0_folders import PALIGEMMA, statistics, write_lerobot, write_openpi, write_transformers
 from support.tiny_pi0 import reference_model
@@ -166,3 +169,11 @@ def test_missing_tokenizer_is_refused_before_acting(folder, robot, tmp_path):
 def test_weights_of_a_run_are_refused(folder, robot):
     with pytest.raises(UsageError, match="cannot load those of a run"):
         make_policy(folder, robot).load(WeightSnapshot(version=1, components={}, hashes={}))
+
+
+def test_eval_acts_with_it_on_the_task_of_a_run_that_has_no_weights(folder, tmp_path):
+    run = RunFolder.create(tmp_path / "run", load(["push-cube"], {"task.time_limit_s": 0.5}))
+    policy = {"type": "pi0", "checkpoint": str(folder), "images": IMAGES, "state": list(STATE), "device": "cpu"}
+    found = evaluate(run.path, {"robot.images": ["front"], "policy": policy}, num_episodes=1)
+    assert found.weights == "the pi0 policy"
+    assert len(found.arms[0].scores) == 1

@@ -1,5 +1,5 @@
-"""Folders of transformers' `PI0ForConditionalGeneration`: config.json, safetensors, tokenizer. They have no usable
-statistics: those in a processor_config.json are LIBERO's unless somebody replaced them."""
+"""Folders of transformers' `PI0ForConditionalGeneration`: config.json, safetensors, tokenizer. Their statistics are not used:
+those in a processor_config.json are LIBERO's by default."""
 
 from __future__ import annotations
 
