@@ -1,4 +1,4 @@
-"""Folders of transformers' `PI0ForConditionalGeneration`: config.json, safetensors, tokenizer. Their statistics are not used:
+"""Folders of transformers' `PI0ForConditionalGeneration`: config.json, safetensors, tokenizer. They have no statistics:
 those in a processor_config.json are LIBERO's by default."""
 
 from __future__ import annotations
