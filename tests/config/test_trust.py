@@ -159,7 +159,7 @@ def test_without_a_writable_home_a_run_is_trusted_in_its_process_only(
     assert "\n" not in message
     load_saved(tmp_path / "run")
     monkeypatch.setattr(trusting, "_made_here", set())  # another process
-    with pytest.raises(PluginError, match="was not made by you on this machine"):
+    with pytest.raises(PluginError, match="was not made by you on this machine or was copied, and"):
         load_saved(tmp_path / "run")
     with pytest.raises(RunFolderError, match=r"cannot trust .*trust.key: Not a directory"):
         mark_trusted(tmp_path / "run")

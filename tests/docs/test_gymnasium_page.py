@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import re
 import shlex
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -16,7 +19,8 @@ from support.docs_pages import commands, files
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "gymnasium.md").read_text()
-EXAMPLES = [line for line in commands(PAGE) if line.startswith("dovetail run --gym")][1:]
+RUNS = [line for line in commands(PAGE) if line.startswith("dovetail run --gym")]
+EXAMPLES = [line for line in RUNS if ":" not in shlex.split(line)[3]][1:]
 TINY = (
     "run.env_steps=60",
     "run.eval_episodes=2",
@@ -50,6 +54,28 @@ def test_printed_choices_are_those_of_the_page() -> None:
     (shown,) = re.findall(r"^Pendulum-v1: chosen.*?(?=^```)", PAGE, re.MULTILINE | re.DOTALL)
     choice = choose("Pendulum-v1")
     assert choice.lines(load([choice.source], ["run.env_steps=10000"])) == shown.strip("\n").split("\n")
+
+
+@pytest.mark.extended
+def test_own_environment_of_the_page_is_checked_learned_resumed_and_evaluated() -> None:
+    """By the installed script, whose search path has no current folder."""
+    Path("point_env.py").write_text(files(PAGE)["point_env.py"])
+    doctor, run, evaluate = (shlex.split(line)[1:] for line in commands(PAGE) if "point" in line)
+    _call(*doctor)
+    _call(*run, *TINY, "--quiet")
+    _call("run", "--resume", "point", "run.env_steps=80", "--quiet")
+    _call(*evaluate, "--episodes", "1")
+    shutil.copytree("runs/point", "runs/copied")
+    assert "or was copied, and its config names the code 'point_env:PointReach-v0'" in _call(
+        "eval", "copied", rc=2
+    )
+
+
+def _call(*words: str, rc: int = 0) -> str:
+    script = Path(sys.executable).with_name("dovetail")
+    done = subprocess.run([script, *words], capture_output=True, text=True, check=False)
+    assert done.returncode == rc, done.stderr
+    return done.stderr
 
 
 @pytest.mark.extended

@@ -231,7 +231,7 @@ for what, build in NAMED.items():
         *commands,
         level="default" if what == "robot" else "extended",
         in_run=True,
-        refusal="was not made by you on this machine, and its config names",
+        refusal="was not made by you on this machine or was copied, and its config names",
     )
 
 

@@ -6,6 +6,8 @@ import os
 import subprocess
 import sys
 import warnings
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import gymnasium
@@ -17,6 +19,7 @@ from dovetail.core.clock import NS_PER_S, SimulatedClock
 from dovetail.core.contracts import SimulatedRobot, Task
 from dovetail.core.errors import ConfigWarning, RobotError, UsageError
 from dovetail.core.types import Outcome, Verdict
+from dovetail.robots import _gym_make
 from dovetail.robots import gym as gym_robot
 from dovetail.robots.gym import GymRobot, GymRobotConfig, true_or_false_keys
 from dovetail.robots.safety import SafeRobot, SafetyConfig
@@ -262,7 +265,9 @@ def test_unknown_word_for_success_is_reported_once_with_the_setting(monkeypatch:
         rig.until_end()
         Rig(**kwargs(info=info))
     (message,) = [str(one.message) for one in seen if issubclass(one.category, ConfigWarning)]
-    assert message.endswith("It has succeed. If one of them tells success, set robot.success_key=succeed")
+    assert message.endswith(
+        "It has succeed. If one of them tells success, set robot.success_key=succeed now: a resumed run keeps it"
+    )
     assert not rig.robot.task.spec.has_success
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -345,7 +350,8 @@ def test_resets_follow_the_rng() -> None:
     ("config", "message"),
     [
         ({"id": "Pendulm-v1"}, "Did you mean 'Pendulum-v1'"),
-        ({"id": "Nothing/LikeIt-v0"}, "no gym env"),
+        ({"id": "Pendulm-v1"}, "write module:Name-v0"),
+        ({"id": "Nothing/LikeIt-v0"}, "no gym env.*write module:Name-v0"),
         ({"id": "Pendulum-v99"}, "no gym env 'Pendulum-v99'"),
         ({"id": "no_such_module:Env-v0"}, "no_such_module"),
         ({"id": "CartPole-v1"}, r"Discrete\(2\)"),
@@ -387,3 +393,62 @@ def test_fetch_reach() -> None:
     while (verdict := rig.step()).outcome is None:
         pass
     assert (verdict.outcome, rig.num_steps) == (Outcome.TIMEOUT, 50)
+
+
+_OWN_ENV = """
+import gymnasium
+from gymnasium.envs.classic_control import PendulumEnv
+gymnasium.register("Swing-v0", entry_point=PendulumEnv, max_episode_steps=5)
+"""
+
+
+@pytest.fixture
+def own_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """A module in the current folder that registers Swing-v0."""
+    (tmp_path / "own_swing_env.py").write_text(_OWN_ENV)
+    (tmp_path / "colorsys.py").write_text("raise RuntimeError('code of the folder ran')")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    yield "own_swing_env"
+    sys.modules.pop("own_swing_env", None)
+    gymnasium.registry.pop("Swing-v0", None)
+
+
+def test_env_of_a_module_in_the_current_folder_is_found_after_installed_modules(own_module: str) -> None:
+    here = str(Path.cwd())
+    assert here not in sys.path
+    assert Rig(f"{own_module}:Swing-v0").until_end().outcome is Outcome.TIMEOUT
+    assert sys.path[-1] == here
+
+
+def test_installed_module_wins_over_the_current_folder(own_module: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "colorsys", raising=False)
+    with pytest.raises(UsageError, match="no gym env 'colorsys:Swing-v0'"):
+        GymRobot(GymRobotConfig(id="colorsys:Swing-v0"))
+
+
+def test_suggestion_for_an_own_env_keeps_its_module(own_module: str) -> None:
+    with pytest.raises(UsageError, match=f"Did you mean '{own_module}:Swing-v0'"):
+        GymRobot(GymRobotConfig(id=f"{own_module}:Swingg-v0"))
+
+
+def test_own_module_that_fails_is_one_line(own_module: str) -> None:
+    Path("broken_env.py").write_text("1 / 0")
+    with pytest.raises(UsageError, match=r"cannot import module 'broken_env' \(ZeroDivisionError"):
+        GymRobot(GymRobotConfig(id="broken_env:Swing-v0"))
+
+
+def test_warning_of_gymnasium_is_shown_once_without_colors(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_gym_make, "_shown", set())
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        for _ in range(2):
+            GymRobot(GymRobotConfig(id="Pendulum"))
+    (message,) = [str(one.message) for one in seen]
+    assert message.startswith("Using the latest versioned environment `Pendulum-v1`")
+
+
+def test_import_of_a_provider_prints_nothing(capfd: pytest.CaptureFixture[str]) -> None:
+    code = "from dovetail.robots.gym import *; GymRobot(GymRobotConfig(id='FetchReach-v4'))"
+    subprocess.run([sys.executable, "-c", code], check=True)
+    assert capfd.readouterr() == ("", "")

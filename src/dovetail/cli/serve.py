@@ -86,7 +86,7 @@ def _own_token_file(run: Path) -> Path:
     path = run / "serve.token"
     if path.exists() and not is_trusted(run):
         raise UsageError(
-            f"{path} may have come with the folder, which was not made by you on this machine. Delete it, name another "
-            f"with --token-file, or run `dovetail trust {run}`"
+            f"{path} may have come with the folder, which was not made by you on this machine or was copied. Delete it, "
+            f"name another with --token-file, or run `dovetail trust {run}`"
         )
     return path

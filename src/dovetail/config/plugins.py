@@ -39,6 +39,7 @@ __all__ = [
     "list_plugins",
     "locate",
     "resolve",
+    "search_current_folder",
     "settings_of",
 ]
 
@@ -287,7 +288,7 @@ def _load(plugin: Plugin) -> type:
         raise PluginError(f"{what} should be written as 'package.module:Class', got '{plugin.target}'")
     try:
         if plugin.origin == "module":
-            _search_current_folder(module_name)
+            search_current_folder(module_name)
         found: object = importlib.import_module(module_name)
     except Exception as problem:  # a foreign module may raise anything
         reason = " ".join(f"{type(problem).__name__}: {problem}".split())
@@ -303,7 +304,7 @@ def _load(plugin: Plugin) -> type:
     return found
 
 
-def _search_current_folder(module_name: str) -> None:
+def search_current_folder(module_name: str) -> None:
     """Add the current folder to the end of the search path, if the module is not found without it."""
     top, here = module_name.partition(".")[0], os.getcwd()
     if top not in sys.modules and here not in sys.path and importlib.util.find_spec(top) is None:

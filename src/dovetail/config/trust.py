@@ -104,7 +104,7 @@ def is_trusted(folder: Path) -> bool:
 def check_stored(config: Any, folder: Path) -> None:
     """Raise PluginError if a stored config names more than built-in plugins and files of its folder. Imports nothing."""
     for path, what in _named(config, "", folder):
-        why, then = f"{folder} was not made by you on this machine", ""
+        why, then = f"{folder} was not made by you on this machine or was copied", ""
         if exposed := _exposed(folder):
             why, then = exposed.problem, f"{exposed.advice}. "
         raise PluginError(

@@ -16,8 +16,6 @@ that no reward follows.
 
 from __future__ import annotations
 
-import difflib
-import importlib
 import warnings
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any, ClassVar
@@ -34,7 +32,7 @@ from dovetail.core.errors import ConfigWarning, RobotError, UsageError
 from dovetail.core.specs import ArraySpec, RobotSpec, TaskSpec
 from dovetail.core.types import Array, Observation, Outcome, Verdict
 from dovetail.robots._gym_info import InfoMetrics
-from dovetail.robots.gl_backend import choose_gl_backend
+from dovetail.robots._gym_make import make_env
 
 __all__ = ["SUCCESS_KEYS", "GymRobot", "GymRobotConfig", "GymTask", "true_or_false_keys"]
 
@@ -42,7 +40,6 @@ _Env = gymnasium.Env[Any, Any]
 SUCCESS_KEYS = ("is_success", "success")
 _NO_LIMIT = 1e6  # some environments write the largest float instead of infinity
 _NOT_SUCCESS = ("TimeLimit.truncated",)  # flags of `info` that other code of Gymnasium sets
-_PROVIDERS = ("gymnasium_robotics", "gym_hil")  # import registers their environments; imported for unknown ids only
 
 
 class GymRobotConfig(Config):
@@ -51,7 +48,7 @@ class GymRobotConfig(Config):
     BASIC: ClassVar[Collection[str]] = ("id", "kwargs", "control_hz")
 
     id: str
-    """Id for `gymnasium.make`; `package.module:Name-v0` imports the module first."""
+    """Id for `gymnasium.make`; `module:Name-v0` imports the module first, also from the current folder."""
     kwargs: dict[str, Any] = Field(default_factory=dict)
     """Arguments for `gymnasium.make`."""
     control_hz: float = Field(default=10.0, gt=0.0)
@@ -309,42 +306,20 @@ def _report_flags(env_id: str, info: Mapping[str, Any]) -> None:
     _reported.add(env_id)
     warnings.warn(
         f"gym env '{env_id}' has no known success: `info` has neither {' nor '.join(SUCCESS_KEYS)}, so only the return "
-        f"counts. It has {', '.join(keys)}. If one of them tells success, set robot.success_key={keys[0]}",
+        f"counts. It has {', '.join(keys)}. If one of them tells success, set robot.success_key={keys[0]} "
+        "now: a resumed run keeps it",
         ConfigWarning,
         stacklevel=2,
     )
 
 
 def _make(config: GymRobotConfig) -> _Env:
-    """Build the environment, or raise UsageError."""
-    choose_gl_backend()  # before a provider imports MuJoCo
-    if ":" not in config.id and not _known(config.id):
-        for provider in _PROVIDERS:
-            try:
-                gymnasium.register_envs(importlib.import_module(provider))
-            except ImportError:
-                continue
     kwargs = dict(config.kwargs)
     if config.render_key:
         kwargs.setdefault("render_mode", "rgb_array")
     if config.max_steps is not None:
         kwargs.setdefault("max_episode_steps", -1)  # the task counts steps instead
-    try:
-        return gymnasium.make(config.id, disable_env_checker=True, **kwargs)
-    except gymnasium.error.UnregisteredEnv as error:
-        near = difflib.get_close_matches(config.id, list(gymnasium.registry), n=1)
-        hint = f"Did you mean '{near[0]}'?" if near else "`gymnasium.pprint_registry()` lists all ids"
-        raise UsageError(f"there is no gym env '{config.id}'. {hint}") from error
-    except (gymnasium.error.Error, ImportError, TypeError) as error:
-        line = " ".join(str(error).split())
-        raise UsageError(f"cannot build gym env '{config.id}': {line}") from error
-
-
-def _known(env_id: str) -> bool:
-    namespace, name, version = gymnasium.envs.registration.parse_env_id(env_id)
-    if version is None:
-        return gymnasium.envs.registration.find_highest_version(namespace, name) is not None
-    return env_id in gymnasium.registry
+    return make_env(config.id, kwargs)
 
 
 def _flatten(

@@ -130,6 +130,11 @@ from dovetail.config.model import Config
 class Task:
     Config = Config
 """
+_OWN_ENV = """
+import gymnasium
+from gymnasium.envs.classic_control import PendulumEnv
+gymnasium.register("Swing-v0", entry_point=PendulumEnv, max_episode_steps=5)
+"""
 
 
 @pytest.mark.extended
@@ -137,21 +142,24 @@ def test_worker_does_not_import_installed_modules_from_the_current_folder(tmp_pa
     """A downloaded folder may contain `av.py`. Own plugins of the current folder are found all the same."""
     (tmp_path / "colorsys.py").write_text("raise RuntimeError('code of the folder ran')\n")
     (tmp_path / "own_plugin_of_folder.py").write_text(_OWN_PLUGIN)
+    (tmp_path / "own_env_of_folder.py").write_text(_OWN_ENV)
     monkeypatch.chdir(tmp_path)
 
     def search():
         import colorsys
 
         from dovetail.config.plugins import resolve
+        from dovetail.robots.gym import GymRobot, GymRobotConfig
 
         before = [*sys.path]
-        return before, colorsys.__file__, resolve("task", "own_plugin_of_folder:Task").__name__
+        env = GymRobot(GymRobotConfig(id="own_env_of_folder:Swing-v0")).spec.embodiment
+        return before, colorsys.__file__, env, resolve("task", "own_plugin_of_folder:Task").__name__
 
     with connected(ClusterConfig(), num_cpus=1):
-        path, colorsys_file, plugin = ray.get(ray.remote(search).remote())
+        path, colorsys_file, env, plugin = ray.get(ray.remote(search).remote())
     assert not {"", ".", str(tmp_path)} & set(path)
     assert not colorsys_file.startswith(str(tmp_path))
-    assert plugin == "Task"
+    assert (env, plugin) == ("own_env_of_folder:Swing-v0", "Task")
 
 
 @pytest.mark.slow
