@@ -263,3 +263,10 @@ def test_wrong_use_is_refused(cli: Cli, run: RunFolder, arguments: list[str], me
     assert result.code == 2
     assert message in result.err
     assert LabelStore(run.labels).ids() == []
+
+
+def test_label_by_a_person_is_refused_with_the_way_to_do_it(cli: Cli, run: RunFolder) -> None:
+    result = cli("label", "r", "--labeler", "human")
+    assert result.code == 2
+    text = " ".join(result.err.split())
+    assert "dovetail console runs/r" in text and "open it in Episodes, then press `l`" in text

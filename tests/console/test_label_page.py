@@ -61,6 +61,7 @@ def test_labels_by_keyboard_reach_the_label_store(console, run, page):
         wait_shown(page, after)
     page.keyboard.press("d")
     page.wait_for_selector("text=No episodes to label")
+    page.wait_for_selector("text=open it in Episodes, then press L")
     run.wait_labeled("e00", "e01", "e02")
     success, failure, discard = (run.store.current(name) for name in ("e00", "e01", "e02"))
     for labels in (success, failure, discard):

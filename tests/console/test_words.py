@@ -9,7 +9,7 @@ ME = {"session": 7, "browser": "ab"}
 STATE = {"control": "policy", "reason": "", "may_drive": True, "driver": "", "driver_session": 0, "driver_browser": "",
          "episode": {}, "step": 3, "policy_version": 4, "facts": {}, "drive": {"parts": [], "refusal": ""}}  # fmt: skip
 WORDS = [
-    (None, "Not running", "Start it with: dovetail run --resume"),
+    (None, "Not running", "Start it with: dovetail run --resume one"),
     ({}, "Policy", "version 4"),
     ({"may_drive": False}, "Policy", "takeover is disabled"),
     ({"control": "human", "driver": "Ada", "driver_session": 7}, "You drive", "The arm follows you"),

@@ -140,7 +140,20 @@ def test_episode_without_success_among_others_counts_as_not_solved():
 
 @pytest.mark.parametrize(
     ("value", "text"),
-    [(-1180.4, "-1180"), (-262.06, "-262"), (3.14159, "3.14"), (0.05, "0.0500"), (0.0, "0"), (1.5e9, "1.5e+09")],
+    [
+        (-1180.4, "-1180"),
+        (-262.06, "-262"),
+        (3.14159, "3.14"),
+        (0.05, "0.0500"),
+        (0.0, "0"),
+        (1.5e9, "1.5e+09"),
+        (-8.69e-11, "0.00"),
+    ],
 )
 def test_numbers_are_short(value, text):
     assert short(value) == text
+
+
+def test_cycle_time_of_one_success_has_no_spread():
+    assert "cycle time 1.4 s (one success)" in Performance.of([score(True, 1.4), score(False, 6.0)]).details
+    assert "cycle time 2.0 s (1.5 to 2.5)" in Performance.of([score(True, 1.0), score(True, 3.0)]).details

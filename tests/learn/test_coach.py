@@ -458,9 +458,49 @@ def test_target_range_of_an_overestimating_critic_covers_all_returns():
         return Advice.of("q_above_returns", CHECKS["q_above_returns"](bad), bad).settings["algorithm.target_range"]
 
     assert proposed(0.0, 1.0) == [0.0, 1.0]
-    assert proposed(-0.123, 0.987) == [-0.13, 0.99]
+    assert proposed(-0.123, 1.234) == [-0.13, 1.3]
     low, high = proposed(-1234.0, 56.7)
     assert low <= -1234.0 < -1200 and 56.7 <= high < 60.0
+
+
+@pytest.mark.parametrize(
+    ("labels", "more", "highest"),
+    [
+        ([{"type": "outcome"}], {}, 1.0),
+        ([{"type": "outcome", "success_reward": 5.0}], {}, 5.0),
+        ([{"type": "outcome", "stages": [{"at_least": 0.5, "reward": 0.5}]}], {}, 1.5),
+        ([{"type": "outcome", "dense": True}], {"task.reward": "dense"}, 2.0),  # 1 and the progress
+    ],
+)
+def test_target_range_includes_a_success_that_the_run_has_not_had(labels, more, highest):
+    settings = {"algorithm.target_range": None, "labels": labels, **more}
+    bad = critic(9000.0, best_value=0.05, highest_value=0.13, settings=settings)
+    bad = Facts(**{**fields_of(bad), "lowest_value": -0.75})
+    advice = Advice.of("q_above_returns", CHECKS["q_above_returns"](bad), bad)
+    assert advice.settings["algorithm.target_range"] == [-0.75, highest]
+
+
+def test_target_range_is_not_proposed_if_the_reward_of_a_success_is_not_known():
+    settings = {"algorithm.target_range": None, "labels": [{"type": "outcome", "dense": True}], "learner.utd": 2.0}
+    bad = critic(9000.0, best_value=0.05, highest_value=0.13, settings=settings)
+    unseen = Advice.of("q_above_returns", CHECKS["q_above_returns"](bad), bad)
+    assert unseen.settings == {"learner.utd": 1.0}
+    bad = Facts(**{**fields_of(bad), "num_successes": 1})
+    seen = Advice.of("q_above_returns", CHECKS["q_above_returns"](bad), bad)
+    assert seen.settings == {"algorithm.target_range": [0.0, 0.13]}
+
+
+def test_new_run_gets_the_name_that_the_facts_give():
+    offers = Offers(person=True, console=True)
+    bad = facts(FAILING, settings={"run.demos": 0}, offers=offers, run="runs/first", next_name="first-2")
+    expected = "dovetail run runs/first/config.yaml run.demos=20 --name first-2 --console"
+    assert command_of("no_reward", bad) == expected
+
+
+@pytest.mark.parametrize(("num", "text"), [(0, "are 0 demonstrations"), (1, "is 1 demonstration"), (2, "are 2")])
+def test_one_demonstration_is_written_in_the_singular(num, text):
+    bad = facts(FAILING, demos=DemoFacts(num=num))
+    assert f"and there {text}" in CHECKS["no_reward"](bad).evidence
 
 
 def test_advice_of_0_6_can_be_read():

@@ -23,6 +23,9 @@ from dovetail.core.stats import Rate
 from dovetail.core.types import Episode, Labels, Observation, Outcome, Purpose, Segment, Source, Step, Verdict
 from dovetail.episodes.log import EpisodeLog
 from dovetail.labels.store import LabelStore
+from dovetail.learn.checkpoint import save_checkpoint
+from dovetail.reports import _curve_panels
+from dovetail.reports import learning_curve as curve_module
 from dovetail.reports._curve_style import running_mean
 from dovetail.reports.learning_curve import CurveEpisode, learning_curve
 from dovetail.reports.report import write_report
@@ -178,6 +181,7 @@ def test_report_of_a_complete_run(run: Run) -> None:
         "interventions_per_minute": pytest.approx(20.0),  # in 0.1 minutes
         "human_share": pytest.approx(0.1),
         "demos": 1,
+        "best": None,
         "missing": [],
         "advice": [],
         "figure": "learning_curve.png",
@@ -186,6 +190,26 @@ def test_report_of_a_complete_run(run: Run) -> None:
     }
     with Image.open(run.folder.path / found["figure"]) as image:
         assert image.size == (1800, 1200)
+
+
+@pytest.mark.parametrize(("rate", "named"), [(0.9, True), (0.6, False)])
+def test_best_checkpoint_is_named_if_its_evaluation_was_better(run: Run, rate: float, named: bool) -> None:
+    run.evaluation("after", 60, 100)
+    best = run.folder.checkpoints / "best"
+    save_checkpoint(best, {}, facts={"env_steps": 400, "success": rate, "by": "evaluation at-00000400"})
+    report = write_report(run.folder)
+    found = json.loads((run.folder.path / "report.json").read_text("utf-8"))["best"]
+    assert (found is not None) == named
+    if named:
+        assert found["command"] == f"dovetail eval {best}"
+        assert str(report.best) == "the checkpoint at 400 steps was better in its evaluation: 90 %"
+
+
+def test_best_checkpoint_of_practice_is_not_compared_with_an_evaluation(run: Run) -> None:
+    run.evaluation("after", 60, 100)
+    facts = {"env_steps": 400, "success": 0.9, "by": "recent practice"}
+    save_checkpoint(run.folder.checkpoints / "best", {}, facts=facts)
+    assert write_report(run.folder).best is None
 
 
 def test_second_report_is_identical(run: Run) -> None:
@@ -313,7 +337,7 @@ def test_report_has_cycle_time_and_throughput_before_and_after(run: Run) -> None
     made = json.loads((run.folder.path / "report.json").read_text("utf-8"))["evaluations"]
     assert [made[name]["cycle_time_s"]["median"] for name in ("cloning", "after")] == [12.0, 6.0]
     text = "\n".join(line.plain for line in evaluation_lines(report.evaluations))
-    assert "cycle time 12.0 s (12.0 to 12.0), 2.5 successes per minute" in text
+    assert "cycle time 12.0 s (one success), 2.5 successes per minute" in text
     assert "cycle time 6.0 s (5.0 to 7.0), 10.0 successes per minute (6.7 with resets)" in text
 
 
@@ -366,6 +390,24 @@ def test_curve_without_success_shows_the_return() -> None:
     left, right = (np.flatnonzero(with_return[200:1000, x]).mean() for x in (400, 1300))
     assert left - right > 100  # the mean return rises
     assert not with_success[200:600, 1300].any()  # a success rate of 0 stays at the bottom
+
+
+@pytest.mark.parametrize("success", [True, None])
+def test_curve_without_an_operator_says_nothing_about_help_and_counts_its_episodes(
+    success: bool | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    titles: list[str] = []
+    for module in (curve_module, _curve_panels):
+        monkeypatch.setattr(module, "panel_title", lambda axes, *parts: titles.extend(text for text, _ in parts))
+    score = EpisodeScore(success=success, duration_s=6.0, total_reward=1.0)
+    episodes = [CurveEpisode(end_minutes=0.1 * i, score=score, human_share=0.0) for i in range(1, 6)]
+    learning_curve(episodes, title="t", subtitle="s", evaluations={}, has_operator=False)
+    text = "; ".join(titles)
+    assert "operator" not in text
+    assert "help" not in text
+    assert "last 5" in text
+    learning_curve(episodes, title="t", subtitle="s", evaluations={})
+    assert "operator" in "; ".join(titles)
 
 
 def test_running_mean_equals_hand_computation() -> None:

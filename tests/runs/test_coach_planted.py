@@ -44,7 +44,8 @@ def test_advice_removes_what_it_complains_about(run, tmp_path, planted):
     assert advice["cause"] and advice["evidence"]
     dovetail, command, config, *overrides = shlex.split(advice["try"])
     assert (dovetail, command) == ("dovetail", "run")
-    assert overrides
+    *overrides, option, name = overrides
+    assert overrides and (option, name) == ("--name", "planted-2")
     followed = run("followed", [config], overrides)
     assert advice["cause"] not in [event["cause"] for event in followed.events("coach")]
 

@@ -12,6 +12,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from dovetail.actor.actors import SequentialActor
 from dovetail.config.load import load
 from dovetail.core.errors import Interrupted
+from dovetail.core.figures import EpisodeScore
 from dovetail.core.types import Outcome, Purpose, SampleRequest, View, WeightSnapshot
 from dovetail.episodes.log import EpisodeLog
 from dovetail.labels.human import human_labels
@@ -24,7 +25,7 @@ from dovetail.reports.report import write_report
 from dovetail.runs import coaching
 from dovetail.runs.advice import open_advice
 from dovetail.runs.assembly.build import Assembly
-from dovetail.runs.coaching import Coaching, batch_sources, settings_of
+from dovetail.runs.coaching import Coaching, _next_name, batch_sources, settings_of
 from dovetail.runs.experience import EpisodeRecord
 from dovetail.runs.folder import RunFolder
 from dovetail.runs.status import RunStatus
@@ -85,7 +86,7 @@ def test_unsolvable_task_gets_no_reward_advice(run):
     found = advice_events(folder)
     assert found["no_reward"]["severity"] == "warning"
     assert "None of the 12 online episodes so far earned a reward" in found["no_reward"]["evidence"]
-    assert found["no_reward"]["try"] == f"dovetail run {folder.path}/config.yaml run.demos=20"
+    assert found["no_reward"]["try"] == f"dovetail run {folder.path}/config.yaml run.demos=20 --name run-2"
     assert found["no_reward"]["settings"] == {"run.demos": 20}
 
 
@@ -291,6 +292,37 @@ def test_run_that_is_too_short_to_succeed_ends_with_advice(run):
     assert advice.name == "never_succeeds"
     assert advice.settings == {"run.env_steps": 1000}
     assert write_report(folder).advice == (advice,)
+
+
+@pytest.mark.parametrize(
+    ("taken", "name", "expected"),
+    [
+        ((), "first", "first-2"),
+        (("first-2", "first-3"), "first", "first-4"),
+        ((), "first-2", "first-3"),
+        ((), "config-20261118-022359", "config-20261118-022359-2"),
+    ],
+)
+def test_name_of_the_next_run_has_the_next_free_number(tmp_path, taken, name, expected):
+    for other in taken:
+        (tmp_path / other).mkdir()
+    assert _next_name(tmp_path / name) == expected
+
+
+@pytest.mark.parametrize(("num_successes", "has_advice"), [(0, True), (1, False), (None, False)])
+def test_last_evaluation_decides_whether_a_run_with_a_lucky_success_ends_with_advice(
+    run, num_successes, has_advice
+):
+    folder = run(*QUICK, *ALONE, "task.tolerance=10.0", "run.env_steps=40")  # every episode succeeds
+    assert advice_events(folder) == {}
+    again = InlineRun(folder)
+    again.status.remember_score(EpisodeScore(success=True, duration_s=1.0), human_share=0.0, has_success=True)
+    again.runtime.conclude(num_successes)
+    again.close()
+    found = advice_events(folder)
+    assert ("never_succeeds" in found) == has_advice
+    if has_advice:
+        assert found["never_succeeds"]["cause"].endswith("the last evaluation has no success")
 
 
 # ---- in another process

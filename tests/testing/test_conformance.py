@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import io
+import os
+import pty
 import subprocess
 import sys
 import time
@@ -291,6 +294,23 @@ def test_check_of_hardware_says_that_it_moves_the_arm(caplog: pytest.LogCaptureF
         f"check_robot moves robot '{robot.spec.name}' now, by up to 5 % of its range. Keep clear, with a hand on its "
         "emergency stop."
     ]
+
+
+def test_warning_reaches_the_terminal_also_where_pytest_captures_the_log(monkeypatch: pytest.MonkeyPatch) -> None:
+    ours, theirs = pty.openpty()
+    monkeypatch.setattr("dovetail.testing.robots._TERMINAL", os.ttyname(theirs))
+    monkeypatch.setattr("sys.stderr", io.StringIO())  # as captured
+    sent: list[bool] = []
+
+    class Noted(LiveArm):
+        def send(self, action: Any) -> Any:
+            if not sent:
+                sent.append(b"Keep clear" in os.read(ours, 1000))
+            return super().send(action)
+
+    robot = Noted(LiveArmConfig())
+    check_robot(lambda: robot, num_ticks=2)
+    assert sent == [True]  # before the first motion
 
 
 def test_object_without_the_contract_is_no_robot() -> None:

@@ -92,7 +92,10 @@ def _build(section: PluginSection, folder: RunFolder, *, named: bool, again: boo
     """With its stored answers in the run, unless the settings name another folder."""
     plugin = resolve("labeler", section.type)
     if isinstance(plugin, AsksPerson) and plugin.asks_person:
-        raise UsageError("a person labels in the browser: `dovetail console RUN`")
+        raise UsageError(
+            f"a person labels in the browser: `dovetail console {folder.path}`. Label has the episodes that wait for a "
+            "label; for any other one: open it in Episodes, then press `l`"
+        )
     labeler = build_labeler(section, None if named else folder.labels)
     if again and isinstance(labeler, AsksAgain):
         labeler.ask_again()

@@ -91,7 +91,8 @@ class LiveArms:
 
     def post(self, event: Event, *, session: int) -> None:
         """Send an event to all arms here. Raises UsageError if it reached none."""
-        num_reached, problem = 0, UsageError("this run is not active: start it with `dovetail run --resume`")
+        num_reached = 0
+        problem = UsageError(f"this run is not active: start it with `dovetail run --resume {self._run}`")
         for arm in self._arms.values():
             try:
                 arm.robot.post(event, session=session)

@@ -121,7 +121,7 @@ class LiveRobot:
 
     def _active(self) -> LiveView:
         if self._view is None:
-            raise UsageError("this run is not active: start it with `dovetail run --resume`")
+            raise UsageError(f"this run is not active: start it with `dovetail run --resume {self._run}`")
         return self._view
 
 

@@ -168,7 +168,8 @@ class Performance:
         cycle, per_minute, with_resets = self.cycle_time_s, self.per_minute, self.per_minute_with_resets
         parts = []
         if cycle is not None:
-            parts.append(f"cycle time {cycle.median:.1f} s ({cycle.low:.1f} to {cycle.high:.1f})")
+            spread = "one success" if cycle.count == 1 else f"{cycle.low:.1f} to {cycle.high:.1f}"
+            parts.append(f"cycle time {cycle.median:.1f} s ({spread})")
         if per_minute is not None:
             both = "" if with_resets is None else f" ({with_resets:.1f} with resets)"
             parts.append(f"{per_minute:.1f} successes per minute{both}")
@@ -217,7 +218,9 @@ class Performance:
 
 
 def short(value: float) -> str:
-    """A number with three significant digits, without an exponent for usual sizes."""
+    """A number with three significant digits, without an exponent for usual sizes. A rounding error of 0 is 0.00."""
+    if 0.0 < abs(value) < 1e-6:
+        return "0.00"
     if value == 0.0 or not math.isfinite(value) or not 1e-3 <= abs(value) < 1e6:
         return f"{value:.3g}"
     return f"{value:.{max(0, 2 - math.floor(math.log10(abs(value))))}f}"

@@ -79,7 +79,7 @@ def no_reward(facts: Facts) -> Result:
     return Finding(
         severity=Severity.WARNING,
         cause=cause,
-        evidence=f"None of {which} earned a reward{ended} and there are {num_demos} demonstrations",
+        evidence=f"None of {which} earned a reward{ended} and there {_demos(num_demos)}",
         changes=(help_, demos, dense, longer, LOOK) if num_demos else (demos, help_, dense, longer, LOOK),
     )
 
@@ -97,12 +97,14 @@ def never_succeeds(facts: Facts) -> Result:
 
 
 def no_success_finding(facts: Facts) -> Finding:
-    """The advice for a run without any success, whatever else is known of it."""
+    """The advice for a run without any success, or without one in its last evaluation, whatever else is known of it."""
     totals, early, num = facts.totals, list(facts.early_totals), facts.num_episodes
     timeouts = sum(bool(one.timeout) for one in facts.episodes)
     failures = sum(bool(one.failed) for one in facts.episodes)
     returns = f", with a mean return of {_mean(totals):.4g}" if totals else ""
-    if early and facts.return_rises:
+    if facts.num_alone:
+        cause = "The trained policy does not succeed: the last evaluation has no success"
+    elif early and facts.return_rises:
         returns = f", with a mean return that rose from {_mean(early):.4g} to {_mean(totals):.4g}"
         cause = "The policy improves, but no episode counts as a success"
     else:
@@ -436,5 +438,10 @@ def _share(value: float) -> float:
     return min(1.0, max(0.0, value))
 
 
+def _demos(num: int) -> str:
+    return "is 1 demonstration" if num == 1 else f"are {num} demonstrations"
+
+
 def _mean(values: list[float]) -> float:
-    return sum(values) / len(values) if values else 0.0
+    mean = sum(values) / len(values) if values else 0.0
+    return mean if abs(mean) >= 1e-6 else 0.0  # what rounding leaves of a zero

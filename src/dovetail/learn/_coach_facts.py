@@ -100,6 +100,7 @@ class Facts:
     env_steps: int
     episodes: Sequence[EpisodeFacts]  # the latest online episodes, oldest first
     run: str = "RUN"  # path of the run folder
+    next_name: str | None = None  # of a new run that follows the advice
     offers: Offers = field(default_factory=Offers)
     demos: DemoFacts = field(default_factory=DemoFacts)
     early_human: float | None = None  # human share of the first episodes

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 
 from dovetail.learn._coach_changes import (
     LOOK,
@@ -43,21 +44,48 @@ def q_above_returns(facts: Facts) -> Result:
     # a new critic is near 0, and falls slowly where all returns are negative
     if q <= max(best, 0.0) + 0.3 * value_range and not at_bound:
         return None
-    highest = best if facts.highest_value is None else facts.highest_value
-    possible = [_outward(lowest, -1.0), _outward(max(highest, lowest + 1e-3), 1.0)]
     return Finding(
         severity=Severity.WARNING,
         cause="The critic overestimates values",
         evidence=f"The critic expects a return of {q:.2f} on average, and the best episode had {best:.2f}",
         changes=(
             change(facts, {"algorithm.backup_entropy": False}),
-            change(facts, {"algorithm.target_range": possible}) if not at_bound else None,
+            _covering_range(facts, lowest, best) if not at_bound else None,
             fewer_updates(facts),
             cooler(facts),
             factor(facts, "algorithm.num_critics", 2.0, at_most=10),
             LOOK,
         ),
     )
+
+
+def _covering_range(facts: Facts, lowest: float, best: float) -> Change | None:
+    """A target range with the returns so far and that of a success. None if that is not known: a smaller range would hide
+    the first success from the critic."""
+    highest = best if facts.highest_value is None else facts.highest_value
+    if facts.offers.success:
+        success = _success_return(facts)
+        if success is None and not facts.num_successes and not facts.demos.num:
+            return None
+        highest = max(highest, success or 0.0)
+    possible = [_outward(lowest, -1.0), _outward(max(highest, lowest + 1e-3), 1.0)]
+    return change(facts, {"algorithm.target_range": possible})
+
+
+def _success_return(facts: Facts) -> float | None:
+    """The largest return of a success by the settings of the labels. Dense labels have the task's rewards: 1, and progress
+    of at most 1 with `task.reward: dense`; None for a task whose rewards are not known."""
+    labels = facts.settings.get("labels")
+    known = [one for one in labels if isinstance(one, Mapping)] if isinstance(labels, Sequence) else []
+    if any(one.get("dense") for one in known) and "task.reward" not in facts.settings:
+        return None
+    progress = 1.0 if facts.settings.get("task.reward") == "dense" else 0.0
+    returns = [
+        (1.0 + progress if one.get("dense") else float(one.get("success_reward", 1.0)))
+        + sum(max(0.0, float(stage["reward"])) for stage in one.get("stages") or ())
+        for one in known
+    ]
+    return max(returns, default=1.0)
 
 
 def _outward(value: float, sign: float) -> float:

@@ -117,8 +117,9 @@ def overrides_of(settings: Mapping[str, object]) -> list[str]:
 
 
 def _run_command(overrides: Sequence[str], facts: Facts) -> str:
+    name = ["--name", facts.next_name] if facts.next_name else []
     console = ["--console"] if facts.offers.console else []
-    return shlex.join(["dovetail", "run", f"{facts.run}/config.yaml", *overrides, *console])
+    return shlex.join(["dovetail", "run", f"{facts.run}/config.yaml", *overrides, *name, *console])
 
 
 def _yaml(value: object) -> str:
@@ -198,7 +199,7 @@ class Coach:
         return CoachResult(begun=tuple(begun), over=tuple(over))
 
     def conclude(self, facts: Facts) -> CoachResult:
-        """The last check of a run without a success: it ends with advice, also if it was too short for the other checks."""
+        """The last check of a run that ends without a success: it gets advice, also if it was too short for other checks."""
         if self.current:
             return CoachResult(begun=(), over=())
         advice = Advice.of(NEVER_SUCCEEDS, no_success_finding(facts), facts, is_valid=self._is_valid)

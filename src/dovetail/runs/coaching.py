@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+import re
 import time
 import warnings
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
@@ -217,9 +219,11 @@ class Coaching:
         self._ask(Facts(**(self._common() | {"metrics": means}), updates=self._status.updates))
 
     def conclude(self, num_successes: int | None) -> None:
-        """The last check of a run. A policy that never succeeded alone, online or in the last evaluation, gets advice."""
+        """The last check of a run. A policy without a success in the last evaluation gets advice. If there was none, a
+        policy that never succeeded alone online does."""
         facts = Facts(**self._common())
-        if facts.offers.success and not facts.num_alone and not num_successes:
+        failed = not facts.num_alone if num_successes is None else num_successes == 0
+        if facts.offers.success and failed:
             result = self._coach.conclude(facts)
             if result.begun:
                 self._report(result)
@@ -229,6 +233,7 @@ class Coaching:
         return {
             "settings": self._settings,
             "run": str(self._folder.path),
+            "next_name": _next_name(self._folder.path),
             "offers": replace(self._offers, success=status.has_success is not False),
             "demos": self._demos.facts(explain=self._may_lack_information()),
             "early_totals": tuple(self._early_totals) if len(self._early_totals) == _NUM_EARLY else (),
@@ -323,6 +328,15 @@ class Coaching:
     def _since_switch(self) -> float:
         before_s, self._switched_s = self._switched_s, time.monotonic()
         return self._switched_s - before_s
+
+
+def _next_name(path: Path) -> str:
+    """The name of a run after this one, with the next free number: `first-2` after `first`."""
+    numbered = re.fullmatch(r"(.+)-(\d{1,3})", path.name)  # longer: the time in a generated name
+    base, number = (numbered[1], int(numbered[2]) + 1) if numbered else (path.name, 2)
+    while (path.parent / f"{base}-{number}").exists():
+        number += 1
+    return f"{base}-{number}"
 
 
 def settings_of(plain: Mapping[str, Any], prefix: str = "") -> dict[str, object]:

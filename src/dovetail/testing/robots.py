@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import os
 import statistics
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 
@@ -21,6 +24,7 @@ __all__ = ["check_robot"]
 
 _log = logging.getLogger("dovetail.testing")
 _WARNING = "check_robot moves robot '{name}' now, by up to 5 % of its range. Keep clear, with a hand on its emergency stop."
+_TERMINAL = "/dev/tty"
 _MAX_CALL = 0.5  # share of a tick that a call on hardware may take
 
 
@@ -40,7 +44,7 @@ def check_robot(make_robot: Callable[[], Robot], *, num_ticks: int = 20, seed: i
     _check_parts(robot)
     _check_observation(robot, robot.observe())
     if not isinstance(robot, SimulatedRobot):
-        _log.warning("%s", _WARNING.format(name=robot.spec.name))
+        _warn(_WARNING.format(name=robot.spec.name))
     broken: RobotError | None = None
     try:
         check_directions(Rig(robot))  # first, because a reversed axis makes larger motions dangerous
@@ -54,6 +58,18 @@ def check_robot(make_robot: Callable[[], Robot], *, num_ticks: int = 20, seed: i
         _check_determinism(make_robot, num_ticks=num_ticks, seed=seed)
         robot = make_robot()
     _check_filtered(robot)
+
+
+def _warn(text: str) -> None:
+    """Log, and write to the terminal too where stderr is not the terminal: pytest shows the log only after a test failed."""
+    _log.warning("%s", text)
+    if not sys.stderr.isatty():
+        with contextlib.suppress(OSError):  # there is none
+            terminal = os.open(_TERMINAL, os.O_WRONLY | os.O_NOCTTY)
+            try:
+                os.write(terminal, f"\n{text}\n".encode())
+            finally:
+                os.close(terminal)
 
 
 def _check_spec(spec: RobotSpec) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -27,8 +28,8 @@ def check_task(
 ) -> None:
     """Reset the task, hold still, and run its expert. `make_robot(task)` builds the robot.
 
-    The task may have no expert (`expert()` raises UsageError). `idle_outcome` is the outcome of an episode in which the arm
-    holds still.
+    The task may have no expert (`expert()` raises UsageError): a warning says that its checks were skipped.
+    `idle_outcome` is the outcome of an episode in which the arm holds still.
     """
     bench = _Bench(make_task, make_robot)
     task = bench.task
@@ -44,6 +45,7 @@ def check_task(
     try:
         expert = task.expert()
     except UsageError:
+        warnings.warn(f"task '{task.spec.name}' has no expert: its checks were skipped", stacklevel=2)
         return
     expect(
         isinstance(expert, Expert),

@@ -1,7 +1,7 @@
 // The figures of a set of episodes, as `Performance.to_json` gives them: success, cycle time, throughput, interventions, return.
 // An environment without success has a return and no success, cycle time or throughput.
 
-export const short = (value) => value === 0 || (Math.abs(value) >= 1e-3 && Math.abs(value) < 1e6) ? String(+value.toPrecision(3)) : value.toExponential(1);
+export const short = (value) => Math.abs(value) < 1e-6 ? "0" : Math.abs(value) >= 1e-3 && Math.abs(value) < 1e6 ? String(+value.toPrecision(3)) : value.toExponential(1);
 const known = (value) => value !== null && value !== undefined;
 const percent = (value) => `${Math.round(100 * value)} %`;
 
@@ -10,7 +10,7 @@ export function figureRows(one) {
   const rows = [];
   if (known(one.rate)) rows.push(["success", percent(one.rate), known(one.low) ? `${percent(one.low)} to ${percent(one.high)}` : ""]);
   if (known(one.return)) rows.push(["return", short(one.return.mean), one.return.count > 1 ? `${short(one.return.low)} to ${short(one.return.high)}` : ""]);
-  if (known(one.cycle_time_s)) rows.push(["cycle time", `${short(one.cycle_time_s.median)} s`, `${short(one.cycle_time_s.low)} to ${short(one.cycle_time_s.high)} s`]);
+  if (known(one.cycle_time_s)) rows.push(["cycle time", `${short(one.cycle_time_s.median)} s`, one.cycle_time_s.count === 1 ? "one success" : `${short(one.cycle_time_s.low)} to ${short(one.cycle_time_s.high)} s`]);
   if (known(one.per_minute)) rows.push(["successes / min", short(one.per_minute), known(one.per_minute_with_resets) ? `${short(one.per_minute_with_resets)} with resets` : ""]);
   if (known(one.interventions_per_minute)) rows.push(["interventions / min", short(one.interventions_per_minute), ""]);
   return rows;

@@ -152,7 +152,7 @@ class LabelPage {
 
   showNothing() {
     const done = this.history.length ? `You have labeled ${this.history.length}. ` : "";
-    const later = this.skipped.size ? "Press N to see the skipped episodes again." : "New episodes appear here when they arrive.";
+    const later = this.skipped.size ? "Press N to see the skipped episodes again." : "While the run is running, new episodes that need a label appear here. To label another one: open it in Episodes, then press L.";
     this.view.drawNothing("No episodes to label", done + later);
   }
 

@@ -2,11 +2,12 @@
 
 const PURPOSES = { online: "online learning", demo: "demonstration", eval: "evaluation" };
 export const purposeName = (purpose) => PURPOSES[purpose] || purpose || "";
-const RUN_AGAIN = "Nothing moves: this run is not running. Start it with: dovetail run --resume";
+const runName = () => document.querySelector(".dt-run")?.textContent ?? "RUN"; // in the header of every page
+const runAgain = () => `Nothing moves: this run is not running. Start it with: dovetail run --resume ${runName()}`;
 
 // `me`: { session: of this page, browser: of all tabs of this browser }. Returns { title, detail }.
 export function whoDrives(state, me = {}) {
-  if (!state) return { title: "Not running", detail: RUN_AGAIN };
+  if (!state) return { title: "Not running", detail: runAgain() };
   return (NAMES[state.control] || (() => ({ title: state.control, detail: state.reason || "" })))(state, me);
 }
 
