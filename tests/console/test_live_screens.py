@@ -7,7 +7,7 @@ import pytest
 from support.console_process import end_console, start_console
 from support.live_run import end_run, start_run, until
 from support.page_audit import SIZES, audit, new_context
-from support.takeover_page import has_control, read_state, resumes
+from support.takeover_page import has_control, read_state, resumes, send_event
 
 pytestmark = pytest.mark.extended
 CONTROLS = ("#dt-stick-left", "#dt-stick-right", "#dt-hold", "#dt-emergency", ".dt-nav", "#dt-cameras canvas")
@@ -48,8 +48,7 @@ def wait_for_pictures(page, num=2):
     page.wait_for_function("n => +document.querySelector('#dt-cameras canvas')?.dataset.frames >= n", arg=num)
 
 
-def touch(page, kind, *points):
-    session = page.context.new_cdp_session(page)
+def touch(session, kind, *points):
     session.send("Input.dispatchTouchEvent", {"type": kind, "touchPoints": [{"x": x, "y": y} for x, y in points]})
 
 
@@ -86,15 +85,17 @@ def test_touch_on_a_phone_drives_and_the_page_says_so(arm, open_page):
     page = arm.enter(open_page("phone"), "/takeover")
     page.wait_for_selector("body[data-drives]")
     page.wait_for_function("window.dovetail.state?.may_drive")
+    wait_for_pictures(page)
     assert page.inner_text("#dt-hold b") == "Hold to drive"
     x, y = middle(page, "#dt-stick-left")
+    finger = page.context.new_cdp_session(page)
     for _ in range(10):  # on a busy machine messages may be late, and the arm holds
-        touch(page, "touchStart", (x, y))
-        touch(page, "touchMove", (x, y - 30))
+        touch(finger, "touchStart", (x, y))
+        touch(finger, "touchMove", (x, y - 30))
         page.wait_for_timeout(600)
         if page.inner_text("#dt-hold b") == "You drive":
             break
-        touch(page, "touchEnd")
+        touch(finger, "touchEnd")
     state = until(has_control(arm, "human"), what="the operator to drive")
     assert page.inner_text("#dt-hold b") == "You drive"
     assert page.inner_text("#dt-in-control b") == "You drive"
@@ -104,7 +105,7 @@ def test_touch_on_a_phone_drives_and_the_page_says_so(arm, open_page):
         "document.querySelector('#dt-in-control b').textContent === 'You drive in another tab'"
     )
     assert state["driver_session"] > 0
-    touch(page, "touchEnd")
+    touch(finger, "touchEnd")
     until(lambda: resumes(arm), what="the policy to continue")
 
 
@@ -120,7 +121,28 @@ def test_stopped_arm_is_not_taken_over_and_the_page_says_why(arm, open_page):
     assert "Nothing moves" in page.inner_text("#dt-in-control span")
     page.keyboard.up("Space")
     page.click('[data-event="acknowledge"]')
-    until(has_control(arm, "policy", "idle"), what="the arm to continue")
+    until(lambda: resumes(arm), what="the arm to continue")
+
+
+@pytest.mark.parametrize("size", ["phone", "desktop"])
+def test_controls_do_not_move_when_pictures_and_messages_arrive(arm, open_page, size):
+    page = arm.enter(open_page(size), "/takeover")
+    where = """() => ['dt-hold', 'dt-stick-left', 'dt-gripper'].map((id) => document.getElementById(id))
+        .concat(document.querySelector('[data-event=success]')).map((e) => Math.round(e.getBoundingClientRect().top))"""
+    page.wait_for_selector("body[data-drives]")
+    first = page.evaluate(where)
+    wait_for_pictures(page)
+    assert page.evaluate(where) == first
+    moved = []
+    for event, control in (("pause", "paused"), ("start", "policy")):
+        send_event(arm, event)
+        page.wait_for_selector(f'#dt-in-control[data-control="{control}"]')
+        moved += [] if page.evaluate(where) == first else [control]
+    assert moved == []
+    page.evaluate(
+        "document.getElementById('dt-hint').textContent = 'The arm moves back and forth: help (about 2 s)'"
+    )
+    assert page.evaluate(where) == first
 
 
 @pytest.mark.parametrize("size", SIZES)

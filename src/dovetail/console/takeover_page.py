@@ -11,8 +11,6 @@ from dovetail.console.widgets import ARMS, CAMERAS, CONTROL, buttons
 
 __all__ = ["PAGE"]
 
-_HINT = '<div id="dt-hint" class="dt-hint" hidden></div>'
-
 _KEYS = (("WASD", "move"), ("EQ", "up, down"), ("←→", "turn"), ("↑↓", "tilt"), (",.", "roll"), ("G", "gripper"))
 
 
@@ -39,7 +37,8 @@ _DRIVE = f"""
 <div class="dt-under">
 <label>speed <input id="dt-speed" type="range" min="10" max="100" value="100" step="5"></label>
 <button id="dt-gripper" class="dt-button">gripper <kbd>g</kbd></button>
-</div>"""
+</div>
+<div id="dt-hint" class="dt-hint" role="status"></div>"""
 
 _MAP = "".join(
     f"<span>{''.join(f'<kbd>{key}</kbd>' for key in keys)} {what}</span>"
@@ -55,7 +54,7 @@ def register(app: FastAPI, run: OpenRun) -> None:
         with frame(PAGE, run.name, scripts=("takeover.js",)):
             ui.html(ARMS, sanitize=False)
             with ui.element("div").classes("dt-live dt-takeover"):
-                ui.html(CAMERAS + _HINT, sanitize=False).classes("dt-card dt-flush")
+                ui.html(CAMERAS, sanitize=False).classes("dt-card dt-flush")
                 with ui.element("div").classes("dt-column"):
                     ui.html(CONTROL, sanitize=False).classes("dt-card dt-tight")
                     ui.html(_DRIVE, sanitize=False).classes("dt-card dt-drive-card")

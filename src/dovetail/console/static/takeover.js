@@ -126,9 +126,8 @@ function sourceText(follows) {
 }
 
 function showHint(now) {
-  const box = $("dt-hint"), hint = now?.hint;
-  box.hidden = !hint || held;
-  if (hint) setText(box, `${hint.text[0].toUpperCase()}${hint.text.slice(1)} (about ${hint.seconds} s)`);
+  const hint = held ? null : now?.hint;
+  setText($("dt-hint"), hint ? `${hint.text[0].toUpperCase()}${hint.text.slice(1)} (about ${hint.seconds} s)` : "");
 }
 
 function toggleGripper() {
