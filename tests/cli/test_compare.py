@@ -5,6 +5,11 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
+
+from dovetail.api.comparison import Comparison
+from dovetail.cli._compare import answer_line
+from dovetail.core.figures import EpisodeScore
 from support.command_line import Cli
 
 
@@ -20,6 +25,17 @@ def test_compare_prints_figures_of_both_and_the_answer(cli: Cli, finished: Path)
     written = json.loads(Path("result.json").read_text("utf-8"))
     assert (written["answer"], written["num_pairs"], len(written["pairs"])) == ("cannot tell", 2, 2)
     assert written["a"]["episodes"] == written["b"]["episodes"] == 2
+
+
+@pytest.mark.parametrize(("a", "better"), [(False, True), (True, False)])
+def test_answer_says_better_if_the_whole_difference_is_above_zero(a: bool, better: bool) -> None:
+    pair = tuple(EpisodeScore(success=success, duration_s=1.0) for success in (a, True))
+    result = Comparison(
+        names=("a", "b"), scores=(pair,) * 190, margin_percent=5.0, max_pairs=200, seed=0, same_resets=True
+    )
+    line = answer_line(result)
+    assert line.startswith("B is not worse than A by more than 5 points")
+    assert (", and better: B minus A is between +" in line) == better
 
 
 def test_compare_with_a_missing_run_is_refused(cli: Cli, finished: Path) -> None:

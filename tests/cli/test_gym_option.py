@@ -44,6 +44,8 @@ def test_env_without_success_reports_its_return(cli: Cli) -> None:
     assert result.code == 0, result.err
     assert "success      none: the return counts" in result.out
     assert "return -" in result.out
+    for absent in ("human", "intervention", "episodes video"):
+        assert absent not in result.out
 
 
 def test_ppo_reports_the_environment_by_its_name(cli: Cli) -> None:

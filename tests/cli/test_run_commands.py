@@ -110,7 +110,11 @@ def test_interrupted_run_can_be_resumed(cli: Cli, toy: str) -> None:
     rest, _ = process.communicate(timeout=60)
     assert process.returncode == 130, "".join(lines) + rest
     assert "stopped; continue with: dovetail run --resume cut\n" in rest
-    assert not Path("runs/cut/report.json").exists()
+    assert "learned so far: runs/cut/report.json, runs/cut/learning_curve.png\n" in rest
+    stopped = json.loads(Path("runs/cut/report.json").read_text())
+    assert stopped["episodes"] == len(EpisodeLog("runs/cut/episodes").ids()) - stopped["demos"]
+    assert stopped["video_missing"] == "it is rendered when the run has ended"
+    assert Path("runs/cut/learning_curve.png").exists()
     assert Path("runs/cut/checkpoints/last/manifest.json").exists()
     kept = EpisodeLog("runs/cut/episodes").ids()
     result = cli("run", "--resume", "cut")
@@ -210,6 +214,10 @@ def test_train_learns_from_demonstrations(cli: Cli, toy: str) -> None:
     found = json.loads((folder / "report.json").read_text("utf-8"))
     assert found["env_steps"] == 0
     assert found["success_after"]["episodes"] == 2
+    assert found["verdict"].endswith(" % after training")
+    assert "after training" in result.out
+    assert "online" not in result.out
+    assert "robot minutes" not in result.out
     assert (folder / "checkpoints" / "last" / "manifest.json").exists()
     assert cli("eval", "cloned", "--episodes", "1").code == 0
 

@@ -74,6 +74,17 @@ def test_live_view_shows_progress_and_rates() -> None:
         assert text in picture
 
 
+def test_views_of_a_run_without_an_operator_have_no_figures_of_help() -> None:
+    terminal, log = io.StringIO(), io.StringIO()
+    screen = Console(file=terminal, force_terminal=True, width=100, color_system=None)
+    for console, file in ((screen, terminal), (Console(file=log, width=200), log)):
+        with view_for(console, quiet=False, has_operator=False) as watch:
+            watch(_status())
+        assert "human" not in file.getvalue()
+        assert "interventions" not in file.getvalue()
+        assert "last 4" in file.getvalue()
+
+
 def test_live_view_shows_the_timing_of_the_control_loop() -> None:
     terminal, telemetry = io.StringIO(), Telemetry()
     telemetry.tick(late_ns=250_000, overrun=True, missed=False)
@@ -122,14 +133,16 @@ def test_views_of_an_environment_without_success_show_the_return() -> None:
         "learning online: 600/4000, return -800.00 (last 3), human 0 %, 600 updates, 0.5 robot min",
         "after online learning: return -262 [-364, -160] of 2",
     ]
-    for text in ("return, last 20 -800.00", "return over time", "return -262  [-364, -160] of 2"):
+    for text in ("return, last 3 -800.00", "return over time", "return -262  [-364, -160] of 2"):
         assert text in terminal.getvalue()
     assert "success" not in terminal.getvalue()
 
 
 def _advice(number: int) -> Advice:
     severity = Severity.WARNING if number == 1 else Severity.HINT
-    return Advice(name=f"n{number}", severity=severity, cause=f"message {number}", evidence="", command=f"remedy {number}")
+    return Advice(
+        name=f"n{number}", severity=severity, cause=f"message {number}", evidence="", command=f"remedy {number}"
+    )
 
 
 def test_live_view_shows_the_first_three_pieces_of_advice() -> None:

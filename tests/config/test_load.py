@@ -127,7 +127,7 @@ def test_override_removes_the_task(base: str) -> None:
             "policy.hidden=[1,",
             "override 'policy.hidden=[1,': not valid YAML: expected the node content, but found '<stream end>'",
         ),
-        ("run.sede=3", "override 'run.sede=3': unknown key 'run.sede'. Did you mean 'seed'?"),
+        ("run.sede=3", "override 'run.sede=3': unknown key 'run.sede'. Did you mean 'run.seed'?"),
         ("seed=3", "override 'seed=3': unknown key 'seed'. Did you mean 'run.seed'?"),
         ("run.seed=x", "override 'run.seed=x': 'run.seed' should be a whole number, got 'x'"),
         (
@@ -158,7 +158,7 @@ def test_bad_override(base: str, override: str, message: str) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("\nlearner:\n  udt: 3\n", "later.yaml:3: unknown key 'learner.udt'. Did you mean 'utd'?"),
+        ("\nlearner:\n  udt: 3\n", "later.yaml:3: unknown key 'learner.udt'. Did you mean 'learner.utd'?"),
         ("plicy: x\n", "later.yaml:1: unknown key 'plicy'. Did you mean 'policy'?"),
         (
             "zzz: 1\n",
@@ -166,17 +166,17 @@ def test_bad_override(base: str, override: str, message: str) -> None:
         ),
         (
             "task:\n  clearence_mm: 1\n",
-            "later.yaml:2: unknown key 'task.clearence_mm'. Did you mean 'clearance_mm'?",
+            "later.yaml:2: unknown key 'task.clearence_mm'. Did you mean 'task.clearance_mm'?",
         ),
-        ("task:\n  tpye: x\n", "later.yaml:2: unknown key 'task.tpye'. Did you mean 'type'?"),
+        ("task:\n  tpye: x\n", "later.yaml:2: unknown key 'task.tpye'. Did you mean 'task.type'?"),
         ("operator:\n  x: 1\n", "later.yaml:2: unknown key 'operator.x'. 'operator' has no settings"),
         (
             "policy:\n  encoders:\n    wrist:\n      widht: 3\n",
-            "later.yaml:4: unknown key 'policy.encoders.wrist.widht'. Did you mean 'width'?",
+            "later.yaml:4: unknown key 'policy.encoders.wrist.widht'. Did you mean 'policy.encoders.wrist.width'?",
         ),
         (
             "labels:\n  - type: support.sample_plugins:Task\n    promt: x\n",
-            "later.yaml:3: unknown key 'labels.0.promt'. Did you mean 'prompt'?",
+            "later.yaml:3: unknown key 'labels.0.promt'. Did you mean 'labels.0.prompt'?",
         ),
         ("run:\n  seed: '5'\n", "later.yaml:2: 'run.seed' should be a whole number, got '5'"),
         ("run:\n  seed: 1.5\n", "later.yaml:2: 'run.seed' should be a whole number, got 1.5"),
@@ -216,7 +216,7 @@ def test_bad_override(base: str, override: str, message: str) -> None:
         ("task: null\n", "later.yaml:1: robot 'support.sample_plugins:Robot' needs a task, e.g. task: push_cube"),
         (
             "run:\n  sede: 3\n  demos: x\n",
-            "later.yaml:2: unknown key 'run.sede'. Did you mean 'seed'? Also later.yaml:3: 'run.demos' should be a "
+            "later.yaml:2: unknown key 'run.sede'. Did you mean 'run.seed'? Also later.yaml:3: 'run.demos' should be a "
             "whole number, got 'x'",
         ),
         ("- a\n", "later.yaml:1: the top level should be a mapping (key: value), got a list"),

@@ -112,7 +112,7 @@ def test_the_old_and_the_new_key_in_overrides_are_an_error(recipe: str) -> None:
 
 
 def test_a_misspelled_key_gets_a_suggestion(recipe: str) -> None:
-    with pytest.raises(ConfigError, match=r"unknown key 'algorithm.rat'. Did you mean 'rate'?"):
+    with pytest.raises(ConfigError, match=r"unknown key 'algorithm.rat'. Did you mean 'algorithm.rate'?"):
         load([recipe], ["algorithm.rat=1"])
 
 

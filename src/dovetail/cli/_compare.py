@@ -60,6 +60,8 @@ def answer_line(result: Comparison) -> str:
         Answer.WORSE: f"B is worse than A by more than {margin}",
         Answer.CANNOT_TELL: f"cannot tell whether B is worse than A by more than {margin}",
     }[test.answer]
+    if test.answer is Answer.NOT_WORSE and test.low is not None and test.low > 0.0:
+        answer += f", and better: {_difference(result)}"
     resets = "the same resets" if result.same_resets else "resets in random order"
     return f"{answer} ({_pairs(test)} on {resets}; {_certainty(result)})"
 

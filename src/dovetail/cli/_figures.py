@@ -10,10 +10,15 @@ from dovetail.cli._terminal import rate_line
 from dovetail.core.figures import Mean, Performance, short
 from dovetail.core.stats import Rate
 
-__all__ = ["RATE_LABELS", "evaluation_lines"]
+__all__ = ["evaluation_lines", "rate_labels"]
 
-RATE_LABELS = {"untrained": "untrained", "cloning": "behavior cloning", "after": "after online learning"}
 _LABEL_WIDTH = 22
+
+
+def rate_labels(*, env_steps: int) -> dict[str, str]:
+    """Labels of the main evaluations. Without online steps, the last one is after offline training."""
+    after = "after online learning" if env_steps else "after training"
+    return {"untrained": "untrained", "cloning": "behavior cloning", "after": after}
 
 
 def evaluation_lines(evaluations: Mapping[str, Performance]) -> list[Text]:

@@ -14,7 +14,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from dovetail.cli._figures import RATE_LABELS, evaluation_lines
+from dovetail.cli._figures import evaluation_lines, rate_labels
 from dovetail.cli._terminal import advice_block, duration, number, percent, sparkline
 from dovetail.core.figures import Performance
 from dovetail.learn.coach import Advice
@@ -27,17 +27,22 @@ _LINE_EVERY_S = 10.0
 _MOST_ADVICE = 3
 
 
-def view_for(console: Console, *, quiet: bool) -> AbstractContextManager[StatusListener]:
+def view_for(
+    console: Console, *, quiet: bool, has_operator: bool = True
+) -> AbstractContextManager[StatusListener]:
+    """The view of a run. Without an operator it has no figures of help."""
     if quiet:
         return nullcontext(ignore_status)
-    return LiveView(console) if console.is_terminal else LinesView(console)
+    view = LiveView if console.is_terminal else LinesView
+    return view(console, has_operator=has_operator)
 
 
 class LiveView:
     """Redraws in place, at most ten times a second, when the run reports its status."""
 
-    def __init__(self, console: Console) -> None:
+    def __init__(self, console: Console, *, has_operator: bool = True) -> None:
         self._console = console
+        self._has_operator = has_operator
         self._live = Live(console=console, auto_refresh=False)
         self._started_s = time.monotonic()
         self._drawn_s = 0.0
@@ -59,11 +64,13 @@ class LiveView:
             self._drawn_s = time.monotonic()
 
     def _picture(self, status: RunStatus) -> RenderableType:
-        labels = {label: name for name, label in RATE_LABELS.items() if name in status.evaluations}
+        names = rate_labels(env_steps=status.env_steps)
+        labels = {label: name for name, label in names.items() if name in status.evaluations}
         rates = evaluation_lines({label: status.evaluations[name] for label, name in labels.items()})
         parts: list[RenderableType] = [_progress(status)]
         if status.episodes and not status.evaluating:
-            parts += [Text(), _figures(status), Text(), _curve(status, width=max(20, self._console.width - 30))]
+            curve = _curve(status, width=max(20, self._console.width - 30))
+            parts += [Text(), _figures(status, has_operator=self._has_operator), Text(), curve]
             if "inference_p50_ms" in status.telemetry:
                 parts += [Text(), _loop(status.telemetry)]
             if status.advice:
@@ -95,19 +102,19 @@ def _progress(status: RunStatus) -> Table:
     return grid
 
 
-def _figures(status: RunStatus) -> Table:
+def _figures(status: RunStatus, *, has_operator: bool) -> Table:
     grid = Table.grid(padding=(0, 3))
     for _ in range(3):
         grid.add_column()
     recent = status.performance()
     cells = [
         *_recent_cells(status, recent),
-        ("human share", percent(status.recent(status.recent_human))),
+        *([("human share", percent(status.recent(status.recent_human)))] if has_operator else []),
         ("episodes", f"{status.episodes}"),
         ("env steps", f"{status.env_steps}"),
         ("updates", f"{status.updates}"),
         ("robot minutes", f"{status.robot_minutes:.1f}"),
-        ("interventions", _interventions(status, recent)),
+        *([("interventions", _interventions(status, recent))] if has_operator else []),
     ]
     if status.waiting:
         cells.append(("waiting for labels", f"{sum(status.waiting.values())}"))
@@ -123,12 +130,12 @@ def _recent_cells(status: RunStatus, recent: Performance | None) -> list[tuple[s
     """Success, cycle time, throughput and return of the last episodes; only the return where there is no success."""
     mean_return = number(status.recent(status.recent_return))
     if status.has_success is False:
-        return [("return, last 20", mean_return)]
+        return [(f"return, last {min(RECENT, status.episodes)}", mean_return)]
     cycle = recent.cycle_time_s if recent else None
     per_minute = recent.per_minute if recent else None
     with_resets = recent.per_minute_with_resets if recent else None
     return [
-        ("success, last 20", percent(status.recent(status.recent_success))),
+        (f"success, last {min(RECENT, status.episodes)}", percent(status.recent(status.recent_success))),
         ("return", mean_return),
         ("cycle time", "-" if cycle is None else f"{cycle.median:.1f} s"),
         ("successes per minute", "-" if per_minute is None else f"{per_minute:.1f}"),
@@ -169,8 +176,9 @@ def _loop(telemetry: Mapping[str, float]) -> Text:
 class LinesView:
     """For logs and pipes: a line when a phase begins, for each evaluation, and every few seconds."""
 
-    def __init__(self, console: Console) -> None:
+    def __init__(self, console: Console, *, has_operator: bool = True) -> None:
         self._console = console
+        self._has_operator = has_operator
         self._phase = ""
         self._printed_s = 0.0
         self._known: set[str] = set()
@@ -186,10 +194,10 @@ class LinesView:
         now_s = time.monotonic()
         if status.phase != self._phase or now_s - self._printed_s > _LINE_EVERY_S:
             self._phase, self._printed_s = status.phase, now_s
-            self._print(_line(status))
+            self._print(_line(status, has_operator=self._has_operator))
         for name in [name for name in status.evaluations if name not in self._known]:
             self._known.add(name)
-            self._print(f"{RATE_LABELS.get(name, name)}: {status.evaluations[name]}")
+            self._print(f"{rate_labels(env_steps=status.env_steps).get(name, name)}: {status.evaluations[name]}")
         if status.advice != self._advice:
             self._print_changes(status.advice)
             self._advice = status.advice
@@ -217,7 +225,7 @@ def _recent_text(status: RunStatus) -> str:
     return text if cycle is None else f"{text}, cycle time {cycle.median:.1f} s"
 
 
-def _line(status: RunStatus) -> str:
+def _line(status: RunStatus, *, has_operator: bool) -> str:
     parts = [f"{status.phase}: {min(status.done, status.total)}/{status.total}"]
     left = status.seconds_left
     if left is not None and left > 0:
@@ -225,7 +233,7 @@ def _line(status: RunStatus) -> str:
     if status.episodes and not status.evaluating:
         parts += [
             _recent_text(status),
-            f"human {percent(status.recent(status.recent_human))}",
+            *([f"human {percent(status.recent(status.recent_human))}"] if has_operator else []),
             f"{status.updates} updates",
             f"{status.robot_minutes:.1f} robot min",
         ]

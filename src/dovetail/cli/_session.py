@@ -23,6 +23,7 @@ from dovetail.human.mailbox import Mailbox
 from dovetail.labels.queue import LabelQueue
 from dovetail.live.link import LiveLink
 from dovetail.live.run_stop import RunStop
+from dovetail.runs.assembly.arms import has_operator
 from dovetail.runs.folder import RunFolder
 
 __all__ = ["STOPPED", "Request", "start"]
@@ -71,7 +72,7 @@ def start(command: Command, request: Request, *, overrides: tuple[str, ...] = ()
                 with_console = command != "train" and _with_console(folder, request)
                 with (
                     _operator_links(folder, request, stop, with_console=with_console) as link,
-                    view_for(console, quiet=request.quiet) as view,
+                    view_for(console, quiet=request.quiet, has_operator=has_operator(folder.config)) as view,
                 ):
                     options["on_progress"] = view
                     execute(
@@ -85,6 +86,8 @@ def start(command: Command, request: Request, *, overrides: tuple[str, ...] = ()
                         announce=say,
                     )
             except Interrupted:
+                if command != "collect" and (line := _report.write_stopped(folder)):
+                    say(line)
                 say(f"stopped; continue with: dovetail {command} --resume {_shown_name(folder, request)}")
                 return STOPPED
     _finish(command, folder, evaluate=evaluate)

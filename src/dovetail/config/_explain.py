@@ -119,7 +119,8 @@ def _suggest(path: Path, tree: Node, root: type[Config]) -> str:
     if not model.model_fields:
         return f" '{dotted(path[:-1])}' has no settings"
     names = [*model.model_fields, "type"] if _is_section(path[:-1]) else list(model.model_fields)
-    return did_you_mean(name, names)
+    section = "".join(f"{part}." for part in path[:-1])
+    return did_you_mean(name, names).replace("Did you mean '", f"Did you mean '{section}")
 
 
 def _example(path: Path) -> str:

@@ -19,6 +19,7 @@ from dovetail.reports._curve_style import (
     UNSOLVED,
     WINDOW,
     CurveEpisode,
+    last_episodes,
     panel_title,
     running_mean,
 )
@@ -29,20 +30,18 @@ if TYPE_CHECKING:
 __all__ = ["draw_cycle_times", "draw_dots", "draw_operator"]
 
 
-def draw_dots(axes: Axes, episodes: Sequence[CurveEpisode]) -> None:
+def draw_dots(axes: Axes, episodes: Sequence[CurveEpisode], *, has_operator: bool) -> None:
     panel_title(axes, ("every episode", QUIET))
-    rows = (
-        ("without help", LEARNED, LEARNED),
-        ("with help", HELPED, HELPED_TEXT),
-        ("not solved", UNSOLVED, UNSOLVED),
-    )
-    axes.set_ylim(2.6, -0.6)
-    axes.set_yticks(range(3), [name for name, _, _ in rows])
+    rows = [("solved", LEARNED, LEARNED), ("not solved", UNSOLVED, UNSOLVED)]
+    if has_operator:
+        rows[:1] = [("without help", LEARNED, LEARNED), ("with help", HELPED, HELPED_TEXT)]
+    axes.set_ylim(len(rows) - 0.4, -0.6)
+    axes.set_yticks(range(len(rows)), [name for name, _, _ in rows])
     axes.tick_params(labelbottom=False, bottom=False)
     axes.spines["bottom"].set_visible(False)
     for (_, _, color), label in zip(rows, axes.get_yticklabels(), strict=True):
         label.set_color(color)
-    kinds = [2 if not e.score.success else int(e.human_share > 0) for e in episodes]
+    kinds = [len(rows) - 1 if not e.score.success else int(e.human_share > 0) for e in episodes]
     size = 26 if len(episodes) <= 150 else 14 if len(episodes) <= 500 else 6
     for kind, (_, color, _) in enumerate(rows):
         minutes = [e.end_minutes for e, its in zip(episodes, kinds, strict=True) if its == kind]
@@ -53,10 +52,10 @@ def draw_dots(axes: Axes, episodes: Sequence[CurveEpisode]) -> None:
 
 def draw_cycle_times(axes: Axes, episodes: Sequence[CurveEpisode], evaluations: Mapping[str, Performance]) -> None:
     """Time to success of each solved episode, their running median, and the medians of the evaluations."""
-    panel_title(axes, (f"cycle time: seconds to success, median of the last {WINDOW}", QUIET))
+    solved = [e for e in episodes if e.score.success]
+    panel_title(axes, (f"cycle time: seconds to success, median of {last_episodes(len(solved))}", QUIET))
     axes.tick_params(labelbottom=False, bottom=False)
     axes.grid(axis="y", color=GRID, linewidth=0.8)
-    solved = [e for e in episodes if e.score.success]
     minutes = np.array([e.end_minutes for e in solved])
     seconds = np.array([e.score.duration_s for e in solved])
     helped = np.array([e.human_share > 0 for e in solved], np.bool_)
@@ -89,7 +88,8 @@ def draw_cycle_times(axes: Axes, episodes: Sequence[CurveEpisode], evaluations: 
 
 
 def draw_operator(axes: Axes, episodes: Sequence[CurveEpisode]) -> None:
-    panel_title(axes, (f"share of steps by the operator, over the last {WINDOW} episodes", QUIET))
+    window = last_episodes(len(episodes))
+    panel_title(axes, (f"share of steps by the operator, over {window} episodes", QUIET))
     shares = running_mean([episode.human_share for episode in episodes])
     top = max(0.1, float(np.ceil(10 * shares.max(initial=0.0)) / 10))
     axes.set_ylim(0.0, top)

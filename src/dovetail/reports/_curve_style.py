@@ -14,7 +14,7 @@ from dovetail.core.figures import EpisodeScore
 if TYPE_CHECKING:  # imported when the first plot is drawn, because it takes a second
     from matplotlib.axes import Axes
 
-__all__ = ["WINDOW", "CurveEpisode", "panel_title", "running_mean"]
+__all__ = ["WINDOW", "CurveEpisode", "last_episodes", "panel_title", "running_mean"]
 
 WINDOW = 20  # episodes
 
@@ -38,6 +38,11 @@ def running_mean(values: Sequence[float], window: int = WINDOW) -> NDArray[np.fl
     ends = np.arange(1, len(sums))
     starts = np.maximum(ends - window, 0)
     return (sums[ends] - sums[starts]) / (ends - starts)
+
+
+def last_episodes(num_episodes: int) -> str:
+    """The window of a running mean in words, `the last 20`, or fewer if there are fewer."""
+    return f"the last {min(WINDOW, num_episodes) or WINDOW}"
 
 
 def panel_title(axes: Axes, *parts: tuple[str, str]) -> None:

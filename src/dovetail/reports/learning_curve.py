@@ -22,6 +22,7 @@ from dovetail.reports._curve_style import (
     QUIET,
     WINDOW,
     CurveEpisode,
+    last_episodes,
     panel_title,
     running_mean,
 )
@@ -46,10 +47,12 @@ def learning_curve(
     subtitle: str,
     evaluations: Mapping[str, Performance],
     scheduled: Sequence[tuple[float, Performance]] = (),
+    has_operator: bool = True,
 ) -> bytes:
     """A PNG: success over robot time, every episode as a dot, cycle time, and the share of steps by an operator.
 
     Where the environment has no success, the return takes its place. `evaluations` are by name: untrained, cloning, after.
+    Without an operator, nothing is said about help.
     """
     import matplotlib
     from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -69,20 +72,22 @@ def learning_curve(
         figure.text(0.095, 0.97, title, fontsize=19, fontweight="bold", va="top")
         figure.text(0.095, 0.917, subtitle, fontsize=11.5, color=QUIET, va="top")
         has_success = _has_success(episodes, [*evaluations.values(), *(made for _, made in scheduled)])
+        heights = (5.0, 1.15, 1.3) if has_success else (7.4,)
+        curve, *others = panels = _panels(figure, (*heights, 0.9) if has_operator else heights)
         if has_success:
-            curve, dots, cycle, operator = _panels(figure, (5.0, 1.15, 1.3, 0.9))
-            _draw_success(curve, episodes)
-            draw_dots(dots, episodes)
-            draw_cycle_times(cycle, episodes, evaluations)
+            _draw_success(curve, episodes, has_operator=has_operator)
+            draw_dots(others[0], episodes, has_operator=has_operator)
+            draw_cycle_times(others[1], episodes, evaluations)
         else:
-            curve, operator = _panels(figure, (7.4, 0.9))
             _draw_returns(curve, episodes, _means(evaluations, scheduled))
         _draw_evaluations(curve, evaluations)
         _draw_scheduled(curve, scheduled)
-        draw_operator(operator, episodes)
+        if has_operator:
+            draw_operator(panels[-1], episodes)
         last = max([e.end_minutes for e in episodes[-1:]] + [minutes for minutes, _ in scheduled], default=1.0)
-        operator.set_xlim(0.0, last * 1.015)
-        operator.set_xlabel("robot minutes of online learning", color=QUIET, labelpad=6)
+        panels[-1].tick_params(labelbottom=True)
+        panels[-1].set_xlim(0.0, last * 1.015)
+        panels[-1].set_xlabel("robot minutes of online learning", color=QUIET, labelpad=6)
         file = io.BytesIO()
         canvas.print_png(file)
     return file.getvalue()
@@ -97,7 +102,8 @@ def _panels(figure: Figure, heights: Sequence[float]) -> list[Axes]:
         "top": 0.85,
         "bottom": 0.075,
     }
-    return list(figure.subplots(len(heights), 1, sharex=True, gridspec_kw=grid))
+    axes = figure.subplots(len(heights), 1, sharex=True, squeeze=False, gridspec_kw=grid)
+    return list(axes[:, 0])
 
 
 def _has_success(episodes: Sequence[CurveEpisode], made: Sequence[Performance]) -> bool:
@@ -109,14 +115,9 @@ def _has_success(episodes: Sequence[CurveEpisode], made: Sequence[Performance]) 
 # ---- the first panel: success or return
 
 
-def _draw_success(axes: Axes, episodes: Sequence[CurveEpisode]) -> None:
-    panel_title(
-        axes,
-        (f"share of the last {WINDOW} episodes solved", QUIET),
-        ("without help", LEARNED),
-        ("and", QUIET),
-        ("with help", HELPED_TEXT),
-    )
+def _draw_success(axes: Axes, episodes: Sequence[CurveEpisode], *, has_operator: bool) -> None:
+    help_or_not = (("without help", LEARNED), ("and", QUIET), ("with help", HELPED_TEXT)) if has_operator else ()
+    panel_title(axes, (f"share of {last_episodes(len(episodes))} episodes solved", QUIET), *help_or_not)
     axes.set_ylim(-0.02, 1.035)
     axes.set_yticks((0.0, 0.25, 0.5, 0.75, 1.0), ("0 %", "25 %", "50 %", "75 %", "100 %"))
     _prepare(axes, empty=not episodes)
@@ -138,8 +139,9 @@ def _draw_success(axes: Axes, episodes: Sequence[CurveEpisode]) -> None:
 
 def _draw_returns(axes: Axes, episodes: Sequence[CurveEpisode], evaluated: Sequence[Mean]) -> None:
     """Where there is no success: the return of each episode, and the mean of the last ones."""
-    panel_title(axes, ("return of each episode, and", QUIET), (f"the mean of the last {WINDOW}", LEARNED))
     known = [e for e in episodes if e.score.total_reward is not None]
+    mean = f"the mean of {last_episodes(len(known))}"
+    panel_title(axes, ("return of each episode, and", QUIET), (mean, LEARNED))
     _prepare(axes, empty=not known)
     minutes = np.array([e.end_minutes for e in known])
     returns = np.array([e.score.total_reward for e in known], np.float64)

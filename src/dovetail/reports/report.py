@@ -22,12 +22,13 @@ from dovetail.episodes.log import EpisodeInfo, EpisodeLog
 from dovetail.episodes.video import Clip, side_by_side, write_video
 from dovetail.labels.store import LabelStore
 from dovetail.learn.coach import Advice
+from dovetail.reports._best import BestCheckpoint, better_checkpoint
 from dovetail.reports.arm_summaries import arm_summaries, tasks_of
 from dovetail.reports.learning_curve import CurveEpisode, learning_curve
 from dovetail.reports.rendering import RunRenderer, video_camera
 from dovetail.reports.rollouts import RolloutHistory
 from dovetail.runs.advice import open_advice
-from dovetail.runs.assembly.arms import arm_groups
+from dovetail.runs.assembly.arms import arm_groups, config_of, has_operator
 from dovetail.runs.folder import RunFolder
 from dovetail.runs.schedule import scheduled_evaluations
 
@@ -61,6 +62,9 @@ class Report:
     phase_s: dict[str, float] = field(default_factory=dict)  # seconds of online learning by activity
     scheduled: tuple[tuple[float, int, Performance], ...] = ()  # robot minutes, online steps, figures
     missing: tuple[str, ...] = ()
+    best: BestCheckpoint | None = None  # if it was better than the final weights
+    has_operator: bool = True
+    has_pictures: bool = True  # the last episode has images, or a simulator trace to render them
     advice: tuple[Advice, ...] = ()  # advice of the coach that was open at the end
     figure: str | None = None
     video: str | None = None
@@ -111,15 +115,20 @@ class Report:
     @property
     def verdict(self) -> str:
         """The result in one line."""
-        minutes = f"{self.robot_minutes:.1f} robot minutes"
         before, after = self.before, self.after
         if after is None:
             known = f"{_figure(before)} before learning online, " if before else ""
             return f"{self.task}: {known}not evaluated {'after it ' if before else ''}yet"
         if before is None:
-            return f"{self.task}: {_figure(after)} after {minutes}"
+            return f"{self.task}: {_figure(after)} after {self.effort}"
         # the unit once: "return -1180 → -262"
-        return f"{self.task}: {_figure(before)} → {_figure(after).removeprefix('return ')} in {minutes}"
+        when = f"in {self.effort}" if self.env_steps else f"after {self.effort}"
+        return f"{self.task}: {_figure(before)} → {_figure(after).removeprefix('return ')} {when}"
+
+    @property
+    def effort(self) -> str:
+        """The robot minutes of online learning; without any, `training`."""
+        return f"{self.robot_minutes:.1f} robot minutes" if self.env_steps else "training"
 
     def to_json(self) -> dict[str, Any]:
         rates = {
@@ -151,6 +160,7 @@ class Report:
             "human_share": self.human_share,
             "demos": self.demos,
             "robots": self.robots,
+            "best": self.best.to_json() if self.best else None,
             "missing": list(self.missing),
             "advice": [advice.to_json() for advice in self.advice],
             "figure": self.figure,
@@ -159,14 +169,18 @@ class Report:
         }
 
 
-def write_report(folder: RunFolder, *, on_step: Callable[[str], None] = lambda step: None) -> Report:
+def write_report(
+    folder: RunFolder, *, on_step: Callable[[str], None] = lambda step: None, with_video: bool = True
+) -> Report:
     """Write all three files and return the report. `on_step` gets the current step: rendering takes seconds."""
     data = _RunData(folder)
     try:
         on_step("drawing the learning curve")
         write_atomic(folder.path / CURVE, _curve(data))
-        on_step("rendering the video")
-        video_missing = _try_video(data)
+        video_missing: str | None = "it is rendered when the run has ended"
+        if with_video:
+            on_step("rendering the video")
+            video_missing = _try_video(data)
         report = data.report(figure=CURVE, video=None if video_missing else VIDEO, video_missing=video_missing)
         write_atomic(folder.path / REPORT, json.dumps(report.to_json(), indent=2).encode() + b"\n")
     except OSError as error:
@@ -224,6 +238,9 @@ class _RunData:
             phase_s=dict((self._progress or {}).get("phases", {})),
             scheduled=tuple(scheduled_evaluations(self.folder)),
             missing=tuple(self._missing()),
+            best=better_checkpoint(self.folder, self.evaluations.get("after")),
+            has_operator=self._has_operator(),
+            has_pictures=self._has_pictures(),
             advice=open_advice(self.folder),
             **files,
         )
@@ -253,6 +270,16 @@ class _RunData:
             share = info.num_human_steps / info.num_steps
             done.append(CurveEpisode(end_minutes=minutes, score=self._score(info), human_share=share))
         return done
+
+    def _has_operator(self) -> bool:
+        """Whether someone could help; an imported or resumed run may have help of an earlier operator."""
+        return has_operator(self.folder.config) or any(e.human_share for e in self.curve())
+
+    def _has_pictures(self) -> bool:
+        last = self._all[-1] if self._all else None
+        return last is not None and (
+            bool(last.cameras) or config_of(self.folder.config, last.robot.name).robot.type == "sim"
+        )
 
     def _num_good_demos(self) -> int:
         return sum(self.success(info) for info in self.demos)
@@ -284,10 +311,11 @@ class _RunData:
 def _curve(data: _RunData) -> bytes:
     report = data.report()
     share = f", {_percent_of(report.human_share)} of the steps" if report.interventions else ""
+    help_given = (_count(report.interventions, "intervention") + share,) if report.has_operator else ()
     facts = (
         _count(report.demos, "demonstration") + f" ({report.demo_minutes:.1f} min)",
         _count(report.episodes, "online episode"),
-        _count(report.interventions, "intervention") + share,
+        *help_given,
         f"seed {report.seed}",
         "bands: 95 % intervals",
     )
@@ -297,6 +325,7 @@ def _curve(data: _RunData) -> bytes:
         subtitle="  ·  ".join(facts),
         evaluations=report.evaluations,
         scheduled=[(minutes, made) for minutes, _, made in report.scheduled],
+        has_operator=report.has_operator,
     )
 
 
@@ -331,7 +360,7 @@ def _write_video(data: _RunData) -> None:
             _clips(before, renderer, every=every),
             _clips(after, renderer, every=every),
             left_title=f"{first}: {_figure(report.evaluations[first])}",
-            right_title=f"after {report.robot_minutes:.1f} robot minutes: {_figure(report.evaluations['after'])}{note}",
+            right_title=f"after {report.effort}: {_figure(report.evaluations['after'])}{note}",
             fps=fps,
             tile_px=_TILE_PX,
         )

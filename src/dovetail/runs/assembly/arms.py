@@ -6,12 +6,17 @@ from __future__ import annotations
 from dovetail.config.load import robot_config
 from dovetail.config.schema import RunConfig
 
-__all__ = ["arm_configs", "arm_groups", "arm_name", "config_of"]
+__all__ = ["arm_configs", "arm_groups", "arm_name", "config_of", "has_operator"]
 
 
 def arm_configs(config: RunConfig) -> dict[str, RunConfig]:
     """The config of each arm."""
     return {name: robot_config(config, name, place) for name, place in config.cluster.named_robots().items()}
+
+
+def has_operator(config: RunConfig) -> bool:
+    """Whether any arm has an operator, who demonstrates or helps."""
+    return any(own.operator.type != "none" for own in arm_configs(config).values())
 
 
 def arm_name(config: RunConfig, name: str) -> str | None:
