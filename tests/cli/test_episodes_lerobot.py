@@ -8,10 +8,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from dovetail.cli.episode_views.lerobot import _pairs
 from dovetail.config.load import load_saved
 from dovetail.core.types import Outcome, Purpose
 from dovetail.episodes.log import EpisodeLog
 from dovetail.labels.store import LabelStore
+from dovetail.runs.folder import RunFolder
 from support.command_line import TOY, Cli
 from support.made_runs import label, made_episode, made_run
 
@@ -135,6 +137,50 @@ def test_import_with_recipe_accepts_overrides(cli: Cli, finished: Path) -> None:
     assert done.code == 0, done.err
     settings = load_saved(Path("runs/second")).config.run
     assert (settings.seed, settings.demos) == (7, 1)
+
+
+@pytest.mark.parametrize(("num_failed", "demos"), [(0, 2), (1, 1), (2, 5)])
+def test_new_run_of_an_import_records_no_demonstrations_itself(
+    cli: Cli, finished: Path, num_failed: int, demos: int
+) -> None:
+    log = EpisodeLog(finished / "episodes")
+    demos_made = [id for id in log.ids() if log.manifest(id).purpose is Purpose.DEMO]
+    for episode_id in demos_made[:num_failed]:
+        steps = len(log.load(episode_id))
+        label(RunFolder.open(finished), episode_id, success=False, num_steps=steps, labeler="person", priority=100)
+    assert cli("episodes", "export", "done", "--out", "data", "--purpose", "demo").code == 0
+    Path("toy.yaml").write_text(TOY.replace("demos: 2", "demos: 5"))
+    done = cli("episodes", "import", "second", "data", "--recipe", "toy.yaml")
+    assert done.code == 0, done.err
+    assert load_saved(Path("runs/second")).config.run.demos == demos
+    assert (f"run.demos={demos}: the run records no demonstrations itself" in done.out) == (demos < 5)
+
+
+def test_rename_may_be_joined_by_commas_and_repeated() -> None:
+    texts = ["observation.images.top=front, observation.state[0:7]=joint_pos", "observation.state[7]=gripper"]
+    assert _pairs(texts) == {
+        "observation.images.top": "front",
+        "observation.state[0:7]": "joint_pos",
+        "observation.state[7]": "gripper",
+    }
+
+
+def test_import_of_another_task_rate_or_camera_says_what_to_do(cli: Cli, finished: Path) -> None:
+    assert cli("episodes", "export", "done", "--out", "data", "--purpose", "demo").code == 0
+
+    def refused(*settings: str) -> str:
+        done = cli("episodes", "import", "third", "data", "--recipe", "toy.yaml", *settings)
+        assert done.code == 2
+        assert not Path("runs/third").exists()
+        return done.line
+
+    assert "the dataset is of task peg_insertion, but the recipe's task is push_cube" in refused(
+        "task.type=push_cube"
+    )
+    rate = refused("robot.control_hz=20")
+    assert "recorded at 10 Hz, but robot 'sim_panda' runs at 20 Hz. Set robot.control_hz=10" in rate
+    assert "has no observation 'wrist'" in refused("robot.images=[wrist]")
+    assert "The dataset's cameras: none; its other observations: " in refused("robot.images=[wrist]")
 
 
 @pytest.mark.parametrize(

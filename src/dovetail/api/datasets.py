@@ -12,12 +12,12 @@ from dovetail.api.episodes import Episodes, Filter
 from dovetail.api.names import RUNS_DIR, check_name, find_run
 from dovetail.config.load import Overrides, load, plain_overrides
 from dovetail.config.schema import RunConfig
-from dovetail.core.errors import DovetailError, RunFolderError, UsageError
+from dovetail.core.errors import DovetailError, RunFolderError, SpecMismatch, UsageError
 from dovetail.core.specs import RobotSpec
 from dovetail.core.types import Outcome, Purpose
 from dovetail.episodes.lerobot._checks import check_values
 from dovetail.episodes.lerobot.export import ExportReport, export
-from dovetail.episodes.lerobot.read import Dataset, open_dataset
+from dovetail.episodes.lerobot.read import Dataset, RateMismatch, open_dataset
 from dovetail.episodes.log import EpisodeLog
 from dovetail.labels.store import LabelStore
 from dovetail.runs.assembly.build import build_assembly
@@ -80,6 +80,7 @@ class Imported:
     num_steps: int = 0
     num_failed: int = 0  # imported, but never trained on
     num_known: int = 0  # already in the run
+    demos_set: int | None = None  # `run.demos` of a new run, if the import set it
 
 
 def import_dataset(
@@ -96,7 +97,8 @@ def import_dataset(
     """Add the episodes of a LeRobot dataset to a run as demonstrations; with `recipe` and `overrides`, to a new run of that
     name.
 
-    Episodes that the run has already are skipped.
+    Episodes that the run has already are skipped. `run.demos` of a new run becomes the number of its imported
+    demonstrations, so that it records none itself, unless the overrides set it.
     """
     if overrides and recipe is None:
         given = ", ".join(plain_overrides(overrides))
@@ -104,24 +106,51 @@ def import_dataset(
     existing = _existing(run, recipe, runs_dir)
     config = existing.config if existing else load([str(recipe)], overrides)
     robot, task = _robot_and_task(config)
-    source = open_dataset(dataset, robot=robot, task=task, rename=dict(rename or {}), ignore_names=ignore_names)
-    given = source.episode(0).task if len(source) else task
-    if given != task:
-        raise UsageError(f"{dataset} has task '{given}', but run '{run}' has task '{task}'")
+    source = _open(
+        dataset, config, robot, task=task, is_new=existing is None, rename=rename, ignore_names=ignore_names
+    )
+    sets_demos = existing is None and len(source) > 0 and "run.demos" not in plain_overrides(overrides)
+    demos_before = config.run.demos
+    if sets_demos:
+        config = config.model_copy(update={"run": config.run.model_copy(update={"demos": len(source)})})
     folder = existing or RunFolder.create(runs_dir / check_name(run), config)
     folder.lock()
     log = EpisodeLog(folder.episodes, images=image_codec(config.images))
     try:
-        return _add_episodes(source, log, folder, task=task, on_progress=on_progress)
+        result = _add_episodes(source, log, folder, on_progress=on_progress)
     except DovetailError:
         if existing is None and not log.ids():
             shutil.rmtree(folder.path)
         raise
+    if sets_demos:
+        num_good = result.num_episodes - result.num_failed
+        result.demos_set = num_good or None  # without any, the run records its own
+        if num_good != len(source):
+            folder.change({"run.demos": num_good or demos_before})
+    return result
 
 
-def _add_episodes(
-    source: Dataset, log: EpisodeLog, folder: RunFolder, *, task: str, on_progress: OnProgress
-) -> Imported:
+def _open(
+    dataset: Path,
+    config: RunConfig,
+    robot: RobotSpec,
+    *,
+    task: str,
+    is_new: bool,
+    rename: Mapping[str, str] | None,
+    ignore_names: bool,
+) -> Dataset:
+    try:
+        return open_dataset(dataset, robot=robot, task=task, rename=rename, ignore_names=ignore_names)
+    except RateMismatch as error:
+        if not hasattr(config.robot.config, "control_hz"):
+            raise
+        setting = f"robot.control_hz={error.dataset_hz:g}"
+        todo = f"Set {setting}" if is_new else f"Import into a new run: add --recipe RECIPE {setting}"
+        raise SpecMismatch(f"{error}. {todo}") from error
+
+
+def _add_episodes(source: Dataset, log: EpisodeLog, folder: RunFolder, *, on_progress: OnProgress) -> Imported:
     result, labels = Imported(run=folder.path), LabelStore(folder.labels)
     for index in range(len(source)):
         on_progress(index, len(source))
@@ -129,8 +158,6 @@ def _add_episodes(
             result.num_known += 1
             continue
         episode = dataclasses.replace(source.episode(index), purpose=Purpose.DEMO)
-        if episode.task != task:
-            raise UsageError(f"episode {index} has task '{episode.task}', but run {folder.path} has task '{task}'")
         label = source.labels(index)
         check_values(episode, label, name=f"episode {index} of the dataset")
         if label is not None:  # before the episode: an episode in the log is never imported again

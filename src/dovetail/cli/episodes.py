@@ -242,8 +242,9 @@ def import_(
         list[str] | None,
         typer.Option(
             "--rename",
-            metavar="THEIRS=OURS",
-            help="observation.images.top=front, observation.state[0:7]=joint_pos",
+            metavar="THEIRS=OURS,...",
+            help="Names of the dataset and of the robot: 'observation.images.top=front,observation.state[0:7]=joint_pos'. "
+            "May be repeated.",
         ),
     ] = None,
     ignore_names: Annotated[

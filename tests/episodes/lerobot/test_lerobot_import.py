@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import shlex
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -248,7 +249,7 @@ def test_mismatch_error_names_both_sides(tmp_path: Path) -> None:
         return str(caught.value)
 
     assert "names of the dataset and of robot 'panda' differ: a != j1" in refused(ignore_names=False)
-    assert "robot 'panda' has observation 'joint_pos', but the dataset has not" in refused(rename={})
+    assert "the dataset lacks 'joint_pos' float32[3], 'gripper' float32[1], 'front'" in refused(rename={})
     assert "It has state float32[4], matrix" in refused(rename={})
     assert "recorded at 10 Hz, but robot 'panda' runs at 20 Hz" in refused(robot=replace(ARM, control_hz=20.0))
     wide = refused(robot=replace(ARM, action=ArraySpec(shape=(7,))))
@@ -259,6 +260,39 @@ def test_mismatch_error_names_both_sides(tmp_path: Path) -> None:
         rename={"observation.stat": "x"}
     )
     assert "'observation.state[2:9]' is out of range" in refused(rename={"observation.state[2:9]": "joint_pos"})
+
+
+def _named_dataset(root: Path) -> None:
+    """A dataset whose state names the arrays that it consists of, as an export of this arm would."""
+    write_foreign(root)
+    features = json.loads((root / "meta/info.json").read_text())["features"]
+    features["observation.state"]["names"] = ["joint_pos.j1", "joint_pos.j2", "joint_pos.j3", "gripper.0"]
+    change_info(root, features=features)
+
+
+def test_error_of_missing_observations_lists_all_and_its_rename_option_imports(tmp_path: Path) -> None:
+    _named_dataset(tmp_path / "d")
+    with pytest.raises(SpecMismatch) as caught:
+        open_dataset(tmp_path / "d", robot=ARM, task="peg_insertion")
+    message = str(caught.value)
+    assert (
+        "lacks 'joint_pos' float32[3], 'gripper' float32[1], 'front' uint8[32, 48, 3] of robot 'panda'" in message
+    )
+    assert "It has state float32[4]" in message
+    assert "The dataset describes its task as 'sort'; the recipe's task is peg_insertion" in message
+    _, proposed = shlex.split(message.split("`")[1])
+    rename = dict(pair.split("=") for pair in proposed.split(","))
+    assert rename == RENAME
+    assert open_dataset(tmp_path / "d", robot=ARM, rename=rename).robot == ARM, "and names need no --ignore-names"
+
+
+def test_rename_proposal_keeps_given_names_and_says_what_is_unknown(tmp_path: Path) -> None:
+    _named_dataset(tmp_path / "d")
+    force = replace(ARM, observation={**ARM.observation, "force": ArraySpec(shape=(3,))})
+    with pytest.raises(SpecMismatch) as caught:
+        open_dataset(tmp_path / "d", robot=force, rename={"observation.state[0:3]": "joint_pos"})
+    expected = "'observation.state[0:3]=joint_pos,observation.state[3]=gripper,observation.images.top=front'"
+    assert f"Use `--rename {expected}`. Also name what fits with --rename FEATURE=force." in str(caught.value)
 
 
 def test_other_dataset_versions_are_refused(tmp_path: Path) -> None:

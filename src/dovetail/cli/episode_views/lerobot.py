@@ -41,6 +41,8 @@ def import_dataset(run: str, dataset: Path, *, rename: Sequence[str], **options:
     say(f"{done.num_episodes} demonstrations imported ({done.num_steps} steps){known}")
     if done.num_failed:
         say(f"{done.num_failed} of them did not succeed: they are kept, but not trained on")
+    if done.demos_set is not None:
+        say(f"run.demos={done.demos_set}: the run records no demonstrations itself")
     say(f"learn from them: dovetail run --resume {done.run}")
 
 
@@ -52,8 +54,11 @@ def _bar(what: str) -> Iterator[Callable[[int, int], None]]:
 
 
 def _pairs(texts: Sequence[str]) -> dict[str, str]:
-    pairs = dict(text.partition("=")[::2] for text in texts)
-    for old, new in pairs.items():
+    """Read `THEIRS=OURS,THEIRS=OURS`; the option may be repeated."""
+    pairs: dict[str, str] = {}
+    for text in (part.strip() for joined in texts for part in joined.split(",")):
+        old, _, new = (part.strip() for part in text.partition("="))
         if not old or not new:
-            raise UsageError(f"--rename should look like THEIRS=OURS, got '{old}={new}'")
+            raise UsageError(f"--rename should look like THEIRS=OURS or THEIRS=OURS,THEIRS=OURS, got '{text}'")
+        pairs[old] = new
     return pairs

@@ -14,10 +14,27 @@ from dovetail.core.errors import SpecMismatch, StoreError, UsageError, did_you_m
 from dovetail.core.specs import ArraySpec, RobotSpec
 from dovetail.core.types import Array
 from dovetail.episodes.lerobot._layout import ACTION, STATE, Layout, feature_names
+from dovetail.episodes.lerobot._proposals import own_names, rename_option
 
-__all__ = ["Mapped", "Piece", "foreign", "only", "ours", "without"]
+__all__ = ["Mapped", "Piece", "RateMismatch", "check_rate", "foreign", "only", "ours", "without"]
 
 _SLICE = re.compile(r"(?P<feature>.+)\[(?P<first>\d+)(:(?P<end>\d+))?\]")
+
+
+class RateMismatch(SpecMismatch):
+    """The robot runs at another rate than the dataset was recorded at."""
+
+    def __init__(self, message: str, *, dataset_hz: float) -> None:
+        super().__init__(message)
+        self.dataset_hz = dataset_hz
+
+
+def check_rate(robot: RobotSpec, *, dataset_hz: float) -> None:
+    if robot.control_hz != dataset_hz:
+        raise RateMismatch(
+            f"the dataset was recorded at {dataset_hz:g} Hz, but robot '{robot.name}' runs at {robot.control_hz:g} Hz",
+            dataset_hz=dataset_hz,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,8 +85,20 @@ def ours(layout: Layout) -> Mapped:
     return replace(mapped, robot=without(robot, mapped))
 
 
-def only(mapped: Mapped, robot: RobotSpec) -> Mapped:
-    """Leave out observations that the robot does not have, such as a camera that this run does not record."""
+def only(mapped: Mapped, robot: RobotSpec, *, skipped: Mapping[str, str]) -> Mapped:
+    """Leave out observations that the robot does not have, such as a camera that this run does not record.
+
+    Raises SpecMismatch if the dataset lacks observations of the robot. `skipped`: why the export left some out.
+    """
+    there = {**mapped.numbers, **mapped.pictures}
+    missing = [key for key in robot.observation if key not in there]
+    if missing:
+        why = [f"The export left out '{key}': {skipped[key]}. " for key in missing if key in skipped]
+        raise SpecMismatch(
+            f"the dataset of robot '{mapped.robot.name}' has no observation {', '.join(map(repr, missing))}, but robot "
+            f"'{robot.name}' gives it. {''.join(why)}The dataset's cameras: {', '.join(mapped.pictures) or 'none'}; "
+            f"its other observations: {', '.join(mapped.numbers) or 'none'}."
+        )
     fewer = replace(
         mapped,
         numbers={key: piece for key, piece in mapped.numbers.items() if key in robot.observation},
@@ -96,7 +125,10 @@ def foreign(
     """
     offered = dict(_offered(info["features"], rename))
     name = str(info.get("robot_type") or "lerobot")
-    if "action" not in offered:
+    if robot is not None:
+        check_rate(robot, dataset_hz=info["fps"])
+        _check_complete(offered, robot, info["features"], rename)
+    elif "action" not in offered:
         raise SpecMismatch(
             f"the dataset has no feature 'action'. Name it with --rename FEATURE=action. {_what(offered)}"
         )
@@ -112,12 +144,11 @@ def foreign(
             control_hz=float(info["fps"]),
         )
     else:
-        if robot.control_hz != info["fps"]:
-            raise SpecMismatch(
-                f"the dataset was recorded at {info['fps']} Hz, but robot '{robot.name}' runs at {robot.control_hz:g} Hz"
-            )
-        action = _checked_pieces("action", action, robot.action, robot=robot, ignore_names=ignore_names)
-        offered = dict(_wanted(offered, robot, ignore_names=ignore_names))
+        action = _checked_piece(ACTION, action, robot.action, robot=robot, ignore_names=ignore_names)
+        offered = {
+            key: _checked_piece(key, offered[key], spec, robot=robot, ignore_names=ignore_names)
+            for key, spec in robot.observation.items()
+        }
     return Mapped(
         robot=robot,
         action=action,
@@ -162,20 +193,31 @@ def _piece(feature: str, of: Mapping[str, Any], cut: re.Match[str] | None) -> Pi
     return Piece(feature=feature, spec=spec, first=first, end=end)
 
 
-def _wanted(offered: Mapping[str, Piece], robot: RobotSpec, *, ignore_names: bool) -> Iterator[tuple[str, Piece]]:
-    for key, spec in robot.observation.items():
-        if key not in offered:
-            raise SpecMismatch(
-                f"robot '{robot.name}' has observation '{key}', but the dataset has not. Name it with "
-                f"--rename FEATURE={key}. {_what(offered)}"
-            )
-        yield (
-            key,
-            _checked_pieces(f"observation '{key}'", offered[key], spec, robot=robot, ignore_names=ignore_names),
-        )
+def _check_complete(
+    offered: Mapping[str, Piece],
+    robot: RobotSpec,
+    features: Mapping[str, Mapping[str, Any]],
+    rename: Mapping[str, str],
+) -> None:
+    """Raise SpecMismatch with everything that is missing, and with what to rename."""
+    wanted = {ACTION: robot.action, **robot.observation}
+    missing = {key: spec for key, spec in wanted.items() if key not in offered}
+    if not missing:
+        return
+    unused = {
+        piece.feature: piece.spec for key, piece in offered.items() if piece.spec.is_image and key not in wanted
+    }
+    option, unknown = rename_option(missing, features, rename=rename, unused_cameras=unused)
+    lacks = ", ".join(f"'{key}' {spec.describe()}" for key, spec in missing.items())
+    todo = [f"Use `{option}`."] if option else []
+    if unknown:
+        pairs = ",".join(f"FEATURE={key}" for key in unknown)
+        todo.append(f"{'Also name' if option else 'Name'} what fits with --rename {pairs}.")
+    raise SpecMismatch(f"the dataset lacks {lacks} of robot '{robot.name}'. {_what(offered)} {' '.join(todo)}")
 
 
-def _checked_pieces(what: str, piece: Piece, spec: ArraySpec, *, robot: RobotSpec, ignore_names: bool) -> Piece:
+def _checked_piece(key: str, piece: Piece, spec: ArraySpec, *, robot: RobotSpec, ignore_names: bool) -> Piece:
+    what = key if key == ACTION else f"observation '{key}'"
     theirs = piece.spec
     same_kind = np.can_cast(theirs.dtype, spec.dtype, "same_kind") and theirs.is_image == spec.is_image
     if theirs.shape != spec.shape or not same_kind:
@@ -183,8 +225,9 @@ def _checked_pieces(what: str, piece: Piece, spec: ArraySpec, *, robot: RobotSpe
             f"{what}: the dataset's {piece.feature} is {theirs.describe()}, "
             f"but robot '{robot.name}' has {spec.describe()}"
         )
-    if not ignore_names and theirs.names and spec.names and theirs.names != spec.names:
-        pairs = [f"{a} != {b}" for a, b in zip(theirs.names, spec.names, strict=True) if a != b]
+    names = theirs.names if theirs.names == spec.names else own_names(key, theirs.names)
+    if not ignore_names and names and spec.names and names != spec.names:
+        pairs = [f"{a} != {b}" for a, b in zip(names, spec.names, strict=True) if a != b]
         raise SpecMismatch(
             f"{what}: names of the dataset and of robot '{robot.name}' differ: {', '.join(pairs[:3])}. "
             "If the order is the same, use --ignore-names."

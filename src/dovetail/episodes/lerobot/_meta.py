@@ -138,6 +138,19 @@ class Meta:
         )
         return {_rows.parse_facts(text)[0]["purpose"] for text in texts}
 
+    def own_tasks(self) -> set[str]:
+        """The tasks of the episodes that Dovetail exported."""
+        tasks = set()
+        for path in self.kept_files():
+            try:
+                for row in _tables.read_table(path, ["episode_index", "episode"]).to_pylist():
+                    if row["episode_index"] < self.num_episodes:
+                        tasks.add(str(_rows.parse_facts(row["episode"])[0]["task"]))
+            except (ValueError, KeyError, IndexError, TypeError, OverflowError) as error:
+                reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+                raise StoreError(f"{path} is not valid: {reason}") from error
+        return tasks
+
     def data_file(self, row: Mapping[str, Any]) -> Path:
         return self._inside(
             self.info["data_path"], chunk_index=row["data/chunk_index"], file_index=row["data/file_index"]

@@ -31,12 +31,12 @@ from dovetail.episodes._image_memory import allocate_images
 from dovetail.episodes.ids import check_episode_id
 from dovetail.episodes.lerobot import _mapping, _rows, _tables
 from dovetail.episodes.lerobot._layout import EXPOSED, Layout
-from dovetail.episodes.lerobot._mapping import Mapped, Piece
+from dovetail.episodes.lerobot._mapping import Mapped, Piece, RateMismatch
 from dovetail.episodes.lerobot._meta import Meta
 from dovetail.episodes.lerobot._readers import KeptReader, RowReader
 from dovetail.episodes.lerobot._video import read_frames
 
-__all__ = ["Dataset", "open_dataset"]
+__all__ = ["Dataset", "RateMismatch", "open_dataset"]
 
 MAX_PROMPT_CHARS = 10_000
 _COUNTERS = ("index", "episode_index", "task_index")  # change when datasets are merged or split
@@ -54,25 +54,44 @@ def open_dataset(
 
     `rename` maps features of foreign datasets to the robot's names: `{"observation.images.top": "front",
     "observation.state[0:7]": "joint_pos"}`; the target `action` is the action. Observations that the robot does not have
-    are left out. `task` is the task name of foreign episodes.
+    are left out. `task` is the task name of foreign episodes; Dovetail's own must be of this task.
     """
     meta = Meta.read(Path(path))
     layout = meta.layout()
     if layout is None:
-        mapped = _mapping.foreign(meta.info, robot=robot, rename=rename or {}, ignore_names=ignore_names)
+        try:
+            mapped = _mapping.foreign(meta.info, robot=robot, rename=rename or {}, ignore_names=ignore_names)
+        except RateMismatch:
+            raise
+        except SpecMismatch as error:  # perhaps it is of another task
+            raise SpecMismatch(f"{error}{_described_tasks(meta, task)}") from error
     elif rename:
         raise UsageError(f"{path} was exported by Dovetail and needs no renaming. Remove --rename.")
     else:
+        _check_task(meta, task)
         mapped = _mapping.ours(layout)
         if robot is not None:
-            mapped = _mapping.only(mapped, robot)
+            mapped = _mapping.only(mapped, robot, skipped=layout.skipped)
             match(robot, stored=mapped.robot)
-            if robot.control_hz != mapped.robot.control_hz:
-                raise SpecMismatch(
-                    f"{path} was recorded at {mapped.robot.control_hz:g} Hz, "
-                    f"but robot '{robot.name}' runs at {robot.control_hz:g} Hz"
-                )
+            _mapping.check_rate(robot, dataset_hz=mapped.robot.control_hz)
     return Dataset(meta=meta, layout=layout, mapped=mapped, task=task)
+
+
+def _check_task(meta: Meta, task: str | None) -> None:
+    others = [] if task is None else sorted(meta.own_tasks() - {task})
+    if others:
+        named = ", ".join(other[:80] for other in others[:5])
+        raise UsageError(
+            f"the dataset is of task {named}, but the recipe's task is {task}. Use a recipe of the dataset's task, or "
+            f"export only episodes of this one: dovetail episodes export RUN --task {task}"
+        )
+
+
+def _described_tasks(meta: Meta, task: str | None) -> str:
+    described = list(meta.tasks().values())
+    if task is None or not described:
+        return ""
+    return f" The dataset describes its task as '{str(described[0])[:80]}'; the recipe's task is {task}."
 
 
 class Dataset:
