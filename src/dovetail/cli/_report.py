@@ -38,15 +38,16 @@ def show(folder: RunFolder) -> None:
 def write_stopped(folder: RunFolder) -> str | None:
     """Write the curve and the report of a stopped run, without the video; returns a line that names them.
 
-    A run without online episodes has nothing to draw. A report that cannot be written does not hide the stop.
+    Without online episodes and evaluations there is nothing to draw. A report that cannot be written does not hide the stop.
     """
     try:
-        if not read_report(folder).episodes:
+        so_far = read_report(folder)
+        if not so_far.episodes and not so_far.evaluations:
             return None
         report = write_report(folder, with_video=False)
     except DovetailError as error:
         return f"no report: {error}"
-    return f"learned so far: {folder.path / REPORT}, {folder.path / str(report.figure)}"
+    return f"results so far: {folder.path / REPORT}, {folder.path / str(report.figure)}"
 
 
 def _evaluations(report: Report) -> list[Text]:
