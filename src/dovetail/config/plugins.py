@@ -14,10 +14,7 @@ there cannot replace an installed module. A stored config of an untrusted run fo
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import inspect
-import os
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.metadata import entry_points
@@ -27,6 +24,7 @@ from dovetail.config._tree import normalize_name
 from dovetail.config.model import Config
 from dovetail.core import contracts
 from dovetail.core.errors import PluginError, did_you_mean
+from dovetail.core.own_modules import search_current_folder
 
 __all__ = [
     "BUILTIN",
@@ -39,7 +37,6 @@ __all__ = [
     "list_plugins",
     "locate",
     "resolve",
-    "search_current_folder",
     "settings_of",
 ]
 
@@ -302,14 +299,6 @@ def _load(plugin: Plugin) -> type:
         raise PluginError(f"{what}: '{plugin.target}' should be a class, got a {type(found).__name__}")
     _check_config(what, plugin.target, found)
     return found
-
-
-def search_current_folder(module_name: str) -> None:
-    """Add the current folder to the end of the search path, if the module is not found without it."""
-    top, here = module_name.partition(".")[0], os.getcwd()
-    if top not in sys.modules and here not in sys.path and importlib.util.find_spec(top) is None:
-        sys.path.append(here)
-        importlib.invalidate_caches()
 
 
 def _check_config(what: str, target: str, found: type) -> None:

@@ -3,8 +3,8 @@
     env = make_env("FetchReach-v4", {})
     env = make_env("point_env:PointReach-v0", {"render_mode": "rgb_array"})    # point_env.py registers it
 
-A module is looked for in the current folder after everything else, as own tasks are (see `config.plugins`). A stored config
-of an untrusted run folder never gets here with a module (see `config.trust`).
+A module is looked for in the current folder after everything else, as own tasks are (see `core.own_modules`). A stored
+config of an untrusted run folder never gets here with a module (see `config.trust`).
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from typing import Any
 import gymnasium
 from gymnasium.envs.registration import find_highest_version, parse_env_id
 
-from dovetail.config.plugins import search_current_folder
 from dovetail.core.errors import ConfigWarning, UsageError
+from dovetail.core.own_modules import search_current_folder
 from dovetail.robots.gl_backend import choose_gl_backend
 
 __all__ = ["make_env"]
