@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +13,8 @@ import pytest
 from dovetail import __version__
 from dovetail.config import load as loading
 from dovetail.config.load import config_hash, load
+from dovetail.config.trust import mark_trusted
+from dovetail.runs.folder import RunFolder
 from support.command_line import Cli
 
 COMMANDS = (
@@ -100,6 +103,26 @@ def test_an_old_key_is_one_warning_on_stderr(cli: Cli) -> None:
     result = cli("config", "show", "peg-insertion", "run.noiseless_share=0.25", "--all")
     assert result.err == "warning: 'run.noiseless_share' is now 'run.deterministic_share'\n"
     assert "deterministic_share: 0.25" in result.out
+
+
+def test_doctor_checks_the_config_of_a_run_by_name_and_path(cli: Cli, toy: str) -> None:
+    RunFolder.create(Path("runs/first"), load([toy]))
+    mark_trusted(Path("runs/first"))
+    for run in ("first", "runs/first"):
+        result = cli("doctor", run)
+        assert result.code == 0, result.out
+        assert "robot sim, peg_insertion" in result.out
+    assert "✗ recipe" in cli("doctor", "first", "policy.inputs=[nothing]").out
+    assert "no recipe or file named 'second'" in cli("doctor", "second").line
+
+
+def test_doctor_refuses_the_config_of_a_foreign_run_that_reaches_outside(cli: Cli, toy: str) -> None:
+    RunFolder.create(Path("theirs"), load([toy], ["run.wandb=theirs"]))
+    shutil.copytree("theirs", "runs/copied")
+    refused = cli("doctor", "copied")
+    assert refused.code == 2
+    assert "Weights & Biases" in refused.line
+    assert "dovetail trust" in refused.line
 
 
 def test_doctor_of_a_healthy_machine(cli: Cli, toy: str) -> None:

@@ -1,4 +1,4 @@
-"""`dovetail doctor`: check the machine and a recipe, one line per finding."""
+"""`dovetail doctor`: check the machine and a recipe or a run, one line per finding."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ from pathlib import Path
 
 from rich.text import Text
 
+from dovetail.api.names import find_run, list_runs
 from dovetail.api.readiness import Finding, RenderingCheck, machine_findings, people_findings, service_findings
 from dovetail.cli._gym import gym_sources
 from dovetail.cli._terminal import console, say, split_arguments
-from dovetail.config.load import load, recipes
+from dovetail.config.load import SAVED_NAME, Source, load, load_saved, recipes
 from dovetail.config.plugins import installed_plugins
 from dovetail.config.schema import RunConfig
 from dovetail.core.abilities import ConfiguresImages
@@ -28,7 +29,7 @@ def doctor(
     sources = gym_sources(gym, given, overrides)
     if overrides and not sources:
         raise ConfigError("name a recipe or a config file; `dovetail recipes` lists the recipes")
-    config = load(sources, overrides) if sources else None
+    config = _config(sources, overrides, runs_dir) if sources else None
     num_wrong = 0
     for finding in _findings(config, runs_dir, console_port):
         num_wrong += finding.needed and not finding.ok
@@ -37,6 +38,19 @@ def doctor(
     if num_wrong:
         say(f"{num_wrong} {'thing is' if num_wrong == 1 else 'things are'} missing")
     return 1 if num_wrong else 0
+
+
+def _config(sources: Sequence[Source], overrides: Sequence[str], runs_dir: Path) -> RunConfig:
+    """The config of recipes and files, or of a run by name or path. A recipe or file of the same name comes first."""
+    if len(sources) == 1 and isinstance(sources[0], str) and _is_run(sources[0], runs_dir):
+        return load_saved(find_run(sources[0], runs_dir), overrides).config
+    return load(sources, overrides)
+
+
+def _is_run(name: str, runs_dir: Path) -> bool:
+    if Path(name).is_file() or name in {recipe.name for recipe in recipes()}:
+        return False
+    return name in list_runs(runs_dir) or (Path(name) / SAVED_NAME).is_file()
 
 
 def _findings(config: RunConfig | None, runs_dir: Path, console_port: int | None) -> Iterator[Finding]:

@@ -106,7 +106,7 @@ def doctor(
     runs_dir: RunsDir = RUNS_DIR,
     console_port: ConsolePort = None,
 ) -> None:
-    """Check this machine; with a recipe, also everything that its run needs. Lists all problems. Nothing moves."""
+    """Check this machine; with a recipe or a run, also everything that it needs. Lists all problems. Nothing moves."""
     from dovetail.cli import _doctor
 
     raise typer.Exit(_doctor.doctor(tuple(arguments or ()), gym=gym, runs_dir=runs_dir, console_port=console_port))
