@@ -58,9 +58,16 @@ def test_planted_cause_is_named(run, tmp_path, planted, seed):
 
 
 SHORT = ("run.untrained_episodes=0", "run.video_episodes=0", "run.eval_episodes=10")
+SOLVABLE = ("task.tolerance=0.1", "run.eval_episodes=20")  # the toy's policy succeeds alone in the last evaluation
 HEALTHY = {  # a recipe, or the toy run, with a budget after which every check can report
-    "toy": ("toy", "run.env_steps=600", "learner={utd: 1, warmup_updates: 100, bc_updates: 200}"),
-    "toy, another seed": ("toy", "run.seed=7", "run.env_steps=600", "learner={utd: 1, warmup_updates: 100}"),
+    "toy": ("toy", *SOLVABLE, "run.env_steps=600", "learner={utd: 1, warmup_updates: 100, bc_updates: 200}"),
+    "toy, another seed": (
+        "toy",
+        *SOLVABLE,
+        "run.seed=7",
+        "run.env_steps=600",
+        "learner={utd: 1, warmup_updates: 100}",
+    ),
     "push-cube": ("push-cube", *SHORT, "run.seed=11", "run.env_steps=1500"),
     "push-cube, another seed": ("push-cube", *SHORT, "run.seed=12", "run.env_steps=1500"),
     "peg-insertion": ("peg-insertion", *SHORT, "run.seed=11", "run.env_steps=1500"),
