@@ -188,7 +188,7 @@ def test_import_of_another_task_rate_or_camera_says_what_to_do(cli: Cli, finishe
     [
         (("third", "data"), "add --recipe RECIPE"),
         (("done", "data", "run.seed=7"), "run.seed can be set for a new run only"),
-        (("third", "data", "run.sed=7", "--recipe", "toy.yaml"), "Did you mean 'seed'?"),
+        (("third", "data", "run.sed=7", "--recipe", "toy.yaml"), "Did you mean 'run.seed'?"),
         (("done", "data", "--recipe", "toy.yaml"), "exists already: leave out --recipe"),
         (("third", "nowhere", "--recipe", "toy.yaml"), "nowhere"),
         (("third", "data", "--recipe", "toy.yaml", "--rename", "front"), "--rename should look like THEIRS=OURS"),
