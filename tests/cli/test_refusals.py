@@ -33,7 +33,7 @@ sys.exit(main(sys.argv[1:]))
         (["peg-insertin"], "no recipe or file named 'peg-insertin'. Did you mean 'peg-insertion'?"),
         (["missing.yaml"], "config file not found: missing.yaml"),
         ([], "name a recipe or a config file"),
-        (["toy.yaml", "run.sed=3"], "Did you mean 'seed'?"),
+        (["toy.yaml", "run.sed=3"], "Did you mean 'run.seed'?"),
         (["toy.yaml", "lerner.utd=3"], "Did you mean 'learner'?"),
         (["toy.yaml", "task=peg_insertoin"], "no task named 'peg_insertoin'. Did you mean 'peg_insertion'?"),
         (["toy.yaml", "robot=smi"], "no robot named 'smi'. Did you mean 'sim'?"),

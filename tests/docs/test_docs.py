@@ -157,7 +157,7 @@ def test_the_tutorials_task_is_one_short_file():
         ("dovetail run peg-insertion --nmae first", "nmae"),
         ("dovetail eval", "argument"),
         ("dovetail run peg-insertoin", "Did you mean 'peg-insertion'"),
-        ("dovetail run peg-insertion run.sed=3", "Did you mean 'seed'"),
+        ("dovetail run peg-insertion run.sed=3", "Did you mean 'run.seed'"),
         ("dovetail run peg-insertion gone.yaml", "not found"),
         ("dovetail bench spe", "no bench"),
     ],
