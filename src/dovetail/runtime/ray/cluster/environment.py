@@ -32,6 +32,9 @@ def ray_variables(detection: Detection, *, token: Path, loopback: bool) -> dict[
         "RAY_usage_stats_enabled": "0",
         "RAY_DEDUP_LOGS": "0",
         "RAY_task_events_report_interval_ms": "0",  # otherwise the head stores every call: 8 MB per minute
+        # otherwise the end of an arm's role kills control and guard at once, and nothing stops the arm
+        "RAY_kill_child_processes_on_worker_exit": "0",
+        "RAY_process_group_cleanup_enabled": "0",
         "RAY_worker_niceness": "0",  # the default of 15 lets an arm wait for other processes
         "OMP_NUM_THREADS": "1",
         "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
