@@ -250,7 +250,7 @@ def test_aborted_episodes_are_not_labeled(cli: Cli, tmp_path: Path, monkeypatch:
         (["--labeler", "vml"], "no labeler named 'vml'. Did you mean 'vlm'?"),
         (
             ["--labeler", "vlm", "num_frame=3"],
-            "unknown key 'labels.0.num_frame'. Did you mean 'num_frames'?",
+            "unknown key 'labels.0.num_frame'. Did you mean 'labels.0.num_frames'?",
         ),
         (["--labeler", "vlm", "fast"], "a setting should look like key=value, got 'fast'"),
         (["--labeler", "human"], "dovetail console"),
