@@ -171,3 +171,25 @@ def test_killed_driver_ends_its_local_ray():
     wait_until(lambda: not folders(), timeout_s=60.0)
     assert not marked_processes(folder)
     assert not [pid for pid in pids if alive(pid)]
+
+
+@pytest.mark.extended
+def test_processes_of_an_arm_outlive_a_role_that_is_killed():
+    """They stop the arm. By default Ray kills them at once when the driver restarts a role that does not answer."""
+
+    class Role:
+        def start(self):
+            return subprocess.Popen(["sleep", "60"]).pid
+
+        def pid(self):
+            return os.getpid()
+
+    with connected(ClusterConfig(), num_cpus=1):
+        role = ray.remote(Role).remote()
+        child, pid = ray.get([role.start.remote(), role.pid.remote()])
+        ray.kill(role)
+        wait_until(lambda: not alive(pid), timeout_s=30.0)
+        lives = alive(child)
+        if lives:
+            os.kill(child, 9)
+    assert lives
