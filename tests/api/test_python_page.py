@@ -85,7 +85,7 @@ def test_progress_and_interruption(tmp_path: Path) -> None:
 
 
 def test_a_refused_run_leaves_no_folder(tmp_path: Path) -> None:
-    with pytest.raises(DovetailError, match="Did you mean 'run.seed'"):
+    with pytest.raises(DovetailError, match=r"Did you mean 'run\.seed'"):
         dovetail.run("peg-insertion", {"run.sede": 1}, runs_dir=tmp_path)
     with pytest.raises(DovetailError, match="Did you mean 'joint_pos'"):
         dovetail.run("peg-insertion", {"policy.inputs": ["joint_pso"]}, runs_dir=tmp_path)

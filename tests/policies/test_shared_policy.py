@@ -390,5 +390,7 @@ def test_misspelled_setting_of_the_inner_policy_is_named(tmp_path):
     (tmp_path / "shared.json").write_text(
         json.dumps({"policy": {"type": "shared", "policy": {"type": "flow", "hiden": 3}, "embodiments": ARMS}})
     )
-    with pytest.raises(UsageError, match=r"unknown key 'policy\.policy\.hiden'\. Did you mean 'policy\.policy\.hidden'"):
+    with pytest.raises(
+        UsageError, match=r"unknown key 'policy\.policy\.hiden'\. Did you mean 'policy\.policy\.hidden'"
+    ):
         load(["push-cube", str(tmp_path / "shared.json")])

@@ -29,7 +29,9 @@ def check_labeler(
     labeler = make_labeler()
     expect(isinstance(labeler, Labeler), f"{type(labeler).__name__} does not implement Labeler: label")
     outcomes = (Outcome.SUCCESS, Outcome.FAILURE, Outcome.TIMEOUT)
-    episodes = episodes or [random_episode(number, robot=robot, outcome=one) for number, one in enumerate(outcomes)]
+    episodes = episodes or [
+        random_episode(number, robot=robot, outcome=one) for number, one in enumerate(outcomes)
+    ]
     if isinstance(labeler, ChecksRobot):
         labeler.check(episodes[0].robot)
     labels = [_check_labels(labeler, episode) for episode in episodes]

@@ -47,7 +47,7 @@ def test_address_of_the_head_and_default_arm_names(tmp_path):
         ("address: somewhere", None, "'address' should be HOST:PORT, got 'somewhere'"),
         ("", TWO.replace("address: 100.64.0.2, ", ""), "machines.cell.address is 127.0.0.1: no other machine"),
         ("", TWO.replace("100.64.0.2", "nuc-1"), "address should be an IP address"),
-        ("", TWO.replace("host: nuc-1", "hots: nuc-1"), "unknown key 'machines.cell.hots'. Did you mean 'machines.cell.host'?"),
+        ("", TWO.replace("host: nuc-1", "hots: nuc-1"), "unknown key 'machines.cell.hots'. Did you mean"),
         ("", TWO.replace("inference: 2", "GPU: 2"), "'GPU' is reserved by Ray: use num_cpus and num_gpus"),
         ("", TWO.replace("{inference: 2}", "{}, ports: {node: 7420}"), "'machines.cell.ports': two ports are the same"),
         ("learner: {resources: {labeling: 1}}", TWO, "learner needs 1 of 'labeling', but the largest machine offers 0"),
