@@ -1,4 +1,4 @@
-"""What must hold on every page of the console at every screen size: names, contrast, touch targets, STOP, and no overflow."""
+"""What must hold on every page of the console at every size: names, contrast, touch targets, STOP, no overflow."""
 
 from __future__ import annotations
 

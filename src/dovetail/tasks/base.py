@@ -1,7 +1,7 @@
 """Base of the simulated tasks: reset, verdicts with a hold time, time limits, and the motion of experts.
 
-A task defines its scene (`xml`), its start (`place`) and its predicates (`solved`, `failed`, `completion`, `read_state`). If it
-has an expert, it also defines the expert's next goal (`goal`).
+A task defines its scene (`xml`), its start (`place`) and its predicates (`solved`, `failed`, `completion`, `read_state`).
+If it has an expert, it also defines the expert's next goal (`goal`).
 """
 
 from __future__ import annotations
