@@ -60,6 +60,7 @@ def test_label_in_the_header_is_short(console, page):
         (human, "Ada"),
         ({**human, "driver_browser": "ab"}, "You, in another tab"),
         ({**human, "driver_session": 7}, "You"),
+        ({**human, "driver_session": 0, "facts": {"operator": "scripted"}}, "Scripted operator"),
         (STATE, "Policy"),
     ):
         assert page.evaluate(script, [state, ME]) == expected

@@ -38,8 +38,8 @@ def read_events(console: OpenConsole) -> list[dict[str, Any]]:
     return [json.loads(line) for line in lines if line.endswith("}")]
 
 
-def take_over(console: OpenConsole, page: Page, *, is_driven: bool = False, arm: str = "") -> None:
-    """Open the takeover page and hold the dead-man key until the page drives, unless another person does.
+def take_over(console: OpenConsole, page: Page, *, arm: str = "") -> None:
+    """Open the takeover page and hold the dead-man key until the page drives.
 
     `arm` is the one that the page shows; without a name, the first one.
 
@@ -51,7 +51,7 @@ def take_over(console: OpenConsole, page: Page, *, is_driven: bool = False, arm:
     for _ in range(_NUM_PRESSES):
         page.keyboard.down("Space")
         page.wait_for_timeout(500)
-        if is_driven or (now := read_state(console, arm)) is None or now["control"] in ("human", "idle"):
+        if (now := read_state(console, arm)) is None or now["control"] in ("human", "idle"):
             return
         page.keyboard.up("Space")
 

@@ -51,7 +51,7 @@ export function whyNotDrive(state, { linked }) {
 }
 
 // The same for the small label in the header.
-export const whoDrivesShort = (state, me) => whoDrives(state, me).title.replace(/^You drive in/, "You, in").replace(/ drives?$/, "");
+export const whoDrivesShort = (state, me) => whoDrives(state, me).title.replace(/^You drive in/, "You, in").replace(/ drives?$/, "").replace(/^The (.)/, (_, letter) => letter.toUpperCase());
 
 // The switch is held, but the arm does not follow this page (yet).
 export function whyNotFollowing(state, seconds) {
