@@ -107,7 +107,11 @@ def test_websockets_with_the_token_are_accepted(console):
 
 def test_too_long_body_is_refused(console):
     address = f"{console.address}api/event"
-    assert httpx.post(address, headers=console.headers, content=b"x" * (1 << 20) + b"x").status_code == 413
+    try:
+        status = httpx.post(address, headers=console.headers, content=b"x" * (1 << 20) + b"x").status_code
+    except (httpx.ReadError, httpx.WriteError):  # it may close the connection while the body is still on its way
+        status = 413
+    assert status == 413
 
 
 def test_second_console_prints_the_address_of_the_first(console):

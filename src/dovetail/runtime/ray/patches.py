@@ -49,8 +49,9 @@ class _JobWithoutCurrentFolder(JobConfig):  # type: ignore[misc]  # Ray has no t
 
 def job_config() -> JobConfig:
     """Let workers search where this process does: in the folder of its script, but not in the current folder."""
-    script_folder = os.path.dirname(os.path.realpath(sys.argv[0]))
-    return _JobWithoutCurrentFolder(_py_driver_sys_path=[script_folder] if script_folder in sys.path else [])
+    script = os.path.realpath(sys.argv[0])  # "-c" and the like are no files
+    folder = os.path.dirname(script) if os.path.isfile(script) else None
+    return _JobWithoutCurrentFolder(_py_driver_sys_path=[folder] if folder in sys.path else [])
 
 
 @contextlib.contextmanager
