@@ -165,7 +165,10 @@ def test_component_that_does_not_fit_is_refused(components, because, tmp_path, m
 
 
 def test_misspelled_setting_is_named():
-    with pytest.raises(UsageError, match=r"unknown key 'policy.components.actor.frozn'.*Did you mean 'policy.components.actor.frozen'"):
+    with pytest.raises(
+        UsageError,
+        match=r"unknown key 'policy.components.actor.frozn'.*Did you mean 'policy.components.actor.frozen'",
+    ):
         load(["push-cube"], ["policy.components.actor.frozn=true"])
 
 
