@@ -96,4 +96,4 @@ def run_with_shim(module: str, *arguments: str, timeout_s: float) -> str:
 def memory_folder() -> tempfile.TemporaryDirectory[str]:
     """A temporary folder in shared memory if available, because the tests call fsync thousands of times."""
     memory = Path("/dev/shm")
-    return tempfile.TemporaryDirectory(prefix="dovetail-faults-", dir=memory if memory.is_dir() else None)
+    return tempfile.TemporaryDirectory(prefix="faults-test-", dir=memory if memory.is_dir() else None)
