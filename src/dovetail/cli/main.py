@@ -21,6 +21,7 @@ from dovetail.cli import (
     cluster,
     compare,
     console,
+    emulate,
     encoder,
     episodes,
     inspect,
@@ -50,6 +51,7 @@ console.register(app)
 cluster.register(app)
 stop.register(app)
 serve.register(app)
+emulate.register(app)
 encoder.register(app)
 bench.register(app)
 trust.register(app)
