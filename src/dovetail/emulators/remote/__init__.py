@@ -1,0 +1,1 @@
+"""An emulated arm behind the robot protocol, which misbehaves on request."""
