@@ -28,8 +28,8 @@ def test_driver_passes_the_robot_checks() -> None:
         assert isinstance(robot, IndependentStop)
 
 
-def test_constructor_connects_to_nothing_and_knows_the_spec() -> None:
-    with emulated() as emulator:
+def test_constructor_connects_to_nothing_and_knows_the_spec(tmp_path) -> None:
+    with emulated(token_file=str(tmp_path / "robot.token")) as emulator:
         settings = emulator.robot_settings()
     section = PluginSection.parse("robot", {"type": "remote", **settings})  # the server has ended
     robot = section.build(task=None)
@@ -173,6 +173,7 @@ def test_pictures_are_sent_only_when_they_are_new() -> None:
         assert again.values["front"] is frozen.values["front"]
         assert again.captured_ns == frozen.captured_ns
         emulator.behave()
+        time.sleep(0.02)  # its picture changes every 10 ms
         new = robot.observe()
         assert new.captured_ns["front"] > frozen.captured_ns["front"] >= first.captured_ns["front"]
         assert not np.array_equal(new.values["front"], frozen.values["front"])

@@ -42,6 +42,7 @@ class RemoteRobot:
         self._connection: Connection | None = None
         self._clock = ClockOffset(max_error_s=config.max_clock_error_s)
         self._pictures: dict[str, tuple[Array, int | None]] = {}  # the newest of each camera, with its capture time
+        self._known_token: bytes | None = None
         self._stop_lock = threading.Lock()
         self._stop_link: StopLink | None = None
         self._num_stops = 0
@@ -195,7 +196,10 @@ class RemoteRobot:
         return self._clock.to_ours(robot_ns)
 
     def _token(self) -> bytes:
-        return read_token_setting(self._config.token_file, self._config.token_env)
+        """Read once: a stop must not fail because the file is gone."""
+        if self._known_token is None:
+            self._known_token = read_token_setting(self._config.token_file, self._config.token_env)
+        return self._known_token
 
     def _error(self, reason: str) -> RobotError:
         return RobotError(f"robot at {self._config.address}: {reason}")
