@@ -10,7 +10,14 @@ from pathlib import Path
 from rich.text import Text
 
 from dovetail.api.names import find_run, list_runs
-from dovetail.api.readiness import Finding, RenderingCheck, machine_findings, people_findings, service_findings
+from dovetail.api.readiness import (
+    Finding,
+    RenderingCheck,
+    machine_findings,
+    people_findings,
+    robot_findings,
+    service_findings,
+)
 from dovetail.cli._gym import gym_sources
 from dovetail.cli._terminal import console, say, split_arguments
 from dovetail.config.load import SAVED_NAME, Source, load, load_saved, recipes
@@ -66,6 +73,7 @@ def _findings(config: RunConfig | None, runs_dir: Path, console_port: int | None
     else:
         yield from people_findings(config)
         yield from service_findings(config, console_port=console_port)
+        yield from robot_findings(config)
         yield from _fits(config)
     yield from _processors()
     yield rendering.finish()

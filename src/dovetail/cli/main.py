@@ -26,6 +26,7 @@ from dovetail.cli import (
     episodes,
     inspect,
     label,
+    robot,
     run,
     serve,
     stop,
@@ -51,6 +52,7 @@ console.register(app)
 cluster.register(app)
 stop.register(app)
 serve.register(app)
+robot.register(app)
 emulate.register(app)
 encoder.register(app)
 bench.register(app)

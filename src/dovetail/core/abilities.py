@@ -34,12 +34,14 @@ __all__ = [
     "CountsSampledActions",
     "DecidesSuccess",
     "Demonstrates",
+    "DescribesLink",
     "DrivenFromConsole",
     "HasCanonicalSpace",
     "HasMode",
     "HasName",
     "HasVersion",
     "HasWorld",
+    "IdentifiesArm",
     "IndependentStop",
     "JudgesObservations",
     "LearnsByImitation",
@@ -189,6 +191,14 @@ class IndependentStop(Protocol):
     """
 
     def open_stop(self) -> StopConnection: ...
+
+
+@runtime_checkable
+class DescribesLink(Protocol):
+    """A robot that describes its connection, for `dovetail doctor` and `dovetail robot show`."""
+
+    def describe_link(self) -> str:
+        """One line without a period, such as the round trip and the clock offset. Does not move the robot."""
 
 
 @runtime_checkable
@@ -377,6 +387,15 @@ class ConfiguresRealtime(Protocol):
     """A simulated robot that may run at the speed of the real clock."""
 
     realtime: bool
+
+
+@runtime_checkable
+class IdentifiesArm(Protocol):
+    """A robot config that tells which arm it drives. Only one process may move an arm."""
+
+    @property
+    def arm_id(self) -> str:
+        """Equal for all configs of one arm, such as its address."""
 
 
 @runtime_checkable

@@ -11,6 +11,7 @@ from dovetail.api.readiness.people import (
     refuse_unready,
 )
 from dovetail.api.readiness.rendering import RenderingCheck
+from dovetail.api.readiness.robot import robot_findings
 from dovetail.api.readiness.services import service_findings
 
 __all__ = [
@@ -22,5 +23,6 @@ __all__ = [
     "machine_findings",
     "people_findings",
     "refuse_unready",
+    "robot_findings",
     "service_findings",
 ]

@@ -37,6 +37,7 @@ from dovetail.live.emergency import EmergencyStopCheck
 from dovetail.live.link import LiveLink
 from dovetail.policies.trainable import TrainablePolicy
 from dovetail.rewards.early_success import check_success_detection, make_success_detection
+from dovetail.robot_host.arm_lock import ArmLock
 from dovetail.robot_host.arm_stopper import ArmStopper
 from dovetail.robot_host.attended_actor import AttendedActor
 from dovetail.robot_host.host import RobotHost
@@ -66,6 +67,7 @@ class Assembly:
     _chains: list[LabelerChain] = field(default_factory=list)
     _hosts: dict[Path | None, RobotHost] = field(default_factory=dict)
     _watches: list[StopWatch] = field(default_factory=list)
+    _locks: list[ArmLock] = field(default_factory=list)
 
     @property
     def task(self) -> Task:
@@ -133,6 +135,7 @@ class Assembly:
         `actor.swap_weights` allows it. The policy is untrained until `load`.
         """
         config = self.config.actor.config
+        self._lock_arm()
         if isinstance(config, ConfiguresLayout) and config.layout == "processes":
             host = self._host(spool, weights)
             return self._attended(RestartingActor(host, on_restart=self.on_restart) if self.on_restart else host)
@@ -159,6 +162,7 @@ class Assembly:
     ) -> Actor:
         """An actor in this process."""
         self.check_layout()
+        self._lock_arm()
         self._watch_stops()
         shared: dict[str, Any] = {}
         if self.link is not None and isinstance(self.config.actor.config, ActorConfig):  # others cannot be shown
@@ -176,6 +180,13 @@ class Assembly:
             **shared,
         )
         return actor
+
+    def _lock_arm(self) -> None:
+        """Refuse a real arm that another process of this machine moves."""
+        if not self._locks and not isinstance(self.clock, SimulatedClock):
+            lock = ArmLock(self.config.robot)
+            lock.acquire()
+            self._locks.append(lock)
 
     def _watch_stops(self) -> None:
         """Start the thread that stops the arm when the control loop of this process hangs."""
@@ -249,6 +260,8 @@ class Assembly:
             host.close()
         acted = bool(self._hosts or self._watches) or self.robot.command_times[0] > 0
         self.workcell.close(stop=acted)
+        for lock in self._locks:
+            lock.close()
         if self.link is not None:
             self.link.close()
 

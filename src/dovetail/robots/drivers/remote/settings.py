@@ -98,9 +98,14 @@ class RemoteRobotConfig(RemoteSpecConfig):
     max_clock_error_s: float = Field(default=0.02, gt=0.0)
     """Largest uncertainty of the robot's clock, in seconds. A slower network is a fault."""
 
+    @property
+    def arm_id(self) -> str:
+        return self.address
+
     @field_validator("address")
     @classmethod
-    def _check_address(cls, address: str) -> str:
+    def check_address(cls, address: str) -> str:
+        """Raises ValueError."""
         host, _, port = address.rpartition(":")
         if not host or not (port.isascii() and port.isdigit() and 0 < int(port) < 1 << 16):
             raise ValueError("should be host:port, such as 192.168.1.5:7412")
