@@ -48,7 +48,14 @@ def test_spec_writes_a_config_that_loads_and_fits_the_robot(arm, capsys) -> None
 def test_show_prints_state_rates_and_pictures_and_never_moves(arm, capsys) -> None:
     assert main(["robot", "show", "arm.yaml", "--once", "--pictures", "seen"]) == 0
     shown = capsys.readouterr().out
-    for text in ("robot 'emulated_arm'", "of 20 observations per second", "clock offset", "arm_3", "-2.5", "front"):
+    for text in (
+        "robot 'emulated_arm'",
+        "of 20 observations per second",
+        "clock offset",
+        "arm_3",
+        "-2.5",
+        "front",
+    ):
         assert text in shown
     with Image.open("seen/front.png") as picture:
         assert picture.size == (64, 48)

@@ -19,7 +19,15 @@ SPEC = {
     "control_hz": 10,
     "observation": {"joint_pos": {"shape": [1]}},
     "action": [
-        {"name": "a", "kind": "joint_target", "unit": "rad", "low": 0, "high": 1, "max_speed": 1, "measured": "joint_pos"}
+        {
+            "name": "a",
+            "kind": "joint_target",
+            "unit": "rad",
+            "low": 0,
+            "high": 1,
+            "max_speed": 1,
+            "measured": "joint_pos",
+        }
     ],
 }
 HOLD = """

@@ -22,7 +22,12 @@ def rig() -> tuple[FakeMobileArm, SafeRobot, SimulatedClock]:
 
 @pytest.mark.parametrize(
     ("part", "axis", "by", "moved"),
-    [("arm", "2", 0.05, "joint"), ("arm", "elbow", -0.1, "joint"), ("base", "vx", 0.2, "base"), ("base", "1", -0.1, "base")],
+    [
+        ("arm", "2", 0.05, "joint"),
+        ("arm", "elbow", -0.1, "joint"),
+        ("base", "vx", 0.2, "base"),
+        ("base", "1", -0.1, "base"),
+    ],
 )
 def test_only_the_named_axis_moves_and_by_the_given_distance(rig, part, axis, by, moved) -> None:
     arm, safe, clock = rig

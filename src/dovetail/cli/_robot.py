@@ -138,7 +138,9 @@ def _save_pictures(folder: Path, spec: RobotSpec, observation: Observation) -> N
         for key, value in shown.items():
             write_atomic(folder / f"{key}.png", _png(value))
         images = "".join(f'<figure><img src="{escape(key)}.png"><figcaption>{escape(key)}' for key in shown)
-        page = f'<!doctype html><meta http-equiv="refresh" content="1"><title>{escape(spec.name)}</title>{images}\n'
+        page = (
+            f'<!doctype html><meta http-equiv="refresh" content="1"><title>{escape(spec.name)}</title>{images}\n'
+        )
         write_atomic(folder / "index.html", page.encode())
     except OSError as error:
         raise UsageError(f"cannot write pictures to {folder}: {error.strerror}") from error

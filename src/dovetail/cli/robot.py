@@ -26,7 +26,9 @@ def register(app: typer.Typer) -> None:
     group.command(
         "spec", epilog="Example: dovetail robot spec 192.168.1.5:7412 --token-file robot.token --out my-arm.yaml"
     )(spec)
-    group.command("server-file", epilog="Example: dovetail robot server-file --out dovetail_robot.pyz")(server_file)
+    group.command("server-file", epilog="Example: dovetail robot server-file --out dovetail_robot.pyz")(
+        server_file
+    )
     app.add_typer(group, name="robot", no_args_is_help=True)
 
 
@@ -39,13 +41,17 @@ def show(
     once: Annotated[bool, typer.Option("--once", help="Observe for a second, print once and exit.")] = False,
     pictures: Annotated[
         Path | None,
-        typer.Option("--pictures", help="Folder for the newest picture of each camera, as PNG, and a page with all."),
+        typer.Option(
+            "--pictures", help="Folder for the newest picture of each camera, as PNG, and a page with all."
+        ),
     ] = None,
 ) -> None:
     """Show the state of a robot, its cameras, rates and latency. It only observes: the robot does not move."""
     from dovetail.cli import _robot
 
-    _robot.show(tuple(arguments or ()), arm=arm, seconds=1.0 if once else seconds, live=not once, pictures=pictures)
+    _robot.show(
+        tuple(arguments or ()), arm=arm, seconds=1.0 if once else seconds, live=not once, pictures=pictures
+    )
 
 
 def move(
@@ -80,9 +86,9 @@ def spec(
 
 
 def server_file(
-    out: Annotated[
-        Path, typer.Option("--out", "-o", help="File to write, for the robot's computer.")
-    ] = Path("dovetail_robot.pyz"),
+    out: Annotated[Path, typer.Option("--out", "-o", help="File to write, for the robot's computer.")] = Path(
+        "dovetail_robot.pyz"
+    ),
 ) -> None:
     """Write the server for a robot's computer as one file. It needs Python 3.8 or newer and numpy there."""
     from dovetail.cli import _robot

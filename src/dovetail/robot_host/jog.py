@@ -55,7 +55,7 @@ class Jog:
 def plan_jog(
     spec: RobotSpec, observation: Observation, *, part: str, axis: str, by: float, speed_share: float = SPEED
 ) -> Jog:
-    """Check a motion against the spec and the measured state. `axis` is a name, or a number counted from 1. Raises UsageError."""
+    """Check a motion against spec and measured state. `axis` is a name, or a number counted from 1. Raises UsageError."""
     if not math.isfinite(by) or by == 0.0:
         raise UsageError(f"--by is {by}: give a distance other than zero")
     if not 0.0 < speed_share <= 1.0:
@@ -68,7 +68,9 @@ def plan_jog(
     start = _measured(found, number, observation)
     needs_start = not found.is_delta and not found.is_velocity
     if needs_start and start is None:
-        raise UsageError(f"axis '{name}' of part '{part}' cannot be jogged: nothing measures it, or it is a rotation")
+        raise UsageError(
+            f"axis '{name}' of part '{part}' cannot be jogged: nothing measures it, or it is a rotation"
+        )
     low, high = found.low[number], found.high[number]
     if needs_start and start is not None and not low <= start + by <= high:
         raise UsageError(

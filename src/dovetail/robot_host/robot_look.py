@@ -1,4 +1,4 @@
-"""Observes a robot without moving it, and measures how well that works: rate, latency, age of its data, pictures per second."""
+"""Observes a robot without moving it, and measures rate, latency, age of its data, and pictures per second."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Timing:
 
 
 class RobotLook:
-    """Calls `observe` of a driver once per tick. It calls nothing else, so a robot that another process moves is not stopped."""
+    """Calls `observe` of a driver once per tick, and nothing else: a robot that another process moves is not stopped."""
 
     def __init__(self, robot: Robot, clock: Clock) -> None:
         self._robot, self._clock = robot, clock

@@ -10,8 +10,8 @@ import pytest
 
 from dovetail.config.schema import PluginSection
 from dovetail.core.abilities import IndependentStop
-from dovetail.core.errors import RobotError, RobotFault, UsageError
 from dovetail.core.clock import RealClock
+from dovetail.core.errors import RobotError, RobotFault, UsageError
 from dovetail.robots.drivers.remote.driver import RemoteRobot
 from dovetail.robots.drivers.remote.settings import RemoteSpecConfig
 from dovetail.robots.safety import SafeRobot, SafetyConfig
@@ -35,7 +35,7 @@ def test_constructor_connects_to_nothing_and_knows_the_spec(tmp_path) -> None:
     robot = section.build(task=None)
     assert robot.spec.action.shape == (7,)
     assert [part.name for part in robot.spec.parts] == ["arm", "gripper"]
-    with pytest.raises(RobotError, match="no connection.*Is its server running"):
+    with pytest.raises(RobotError, match=r"no connection.*Is its server running"):
         robot.observe()
     with pytest.raises(RobotError, match="did not confirm the stop: use its emergency stop"):
         robot.stop()
@@ -132,7 +132,7 @@ def test_only_one_client_controls_and_others_may_observe() -> None:
         robot.send(FAR)
         assert other.observe().values["joint_pos"].shape == (6,)
         num_commands = len(emulator.arm.commands)
-        with pytest.raises(RobotError, match="controls the robot already. End that run first"):
+        with pytest.raises(RobotError, match=r"controls the robot already\. End that run first"):
             other.send(FAR)
         assert len(emulator.arm.commands) == num_commands
         robot.close()
@@ -192,13 +192,16 @@ def test_time_stamps_are_those_of_our_clock() -> None:
 
 
 def test_other_spec_on_the_robot_is_a_fault_that_names_the_difference() -> None:
-    with emulated() as emulator, connected(emulator, control_hz=33.0) as robot:
-        with pytest.raises(RobotError, match=r"differs from the config in control_hz.*dovetail robot spec"):
-            robot.observe()
+    with (
+        emulated() as emulator,
+        connected(emulator, control_hz=33.0) as robot,
+        pytest.raises(RobotError, match=r"differs from the config in control_hz.*dovetail robot spec"),
+    ):
+        robot.observe()
 
 
 def test_invalid_spec_of_a_robot_is_refused_in_one_line() -> None:
-    with pytest.raises(RobotError, match="invalid spec: .*unit 'kg' does not fit joint_target"):
+    with pytest.raises(RobotError, match=r"invalid spec: .*unit 'kg' does not fit joint_target"):
         RemoteSpecConfig.from_robot(
             {
                 "name": "x",

@@ -12,10 +12,14 @@ from dovetail.robots.drivers.remote.clock import ClockOffset
 MS = 1_000_000
 
 
-def _exchange(clock: ClockOffset, *, at_ns: int, offset_ns: int, there_ns: int, work_ns: int, back_ns: int) -> None:
+def _exchange(
+    clock: ClockOffset, *, at_ns: int, offset_ns: int, there_ns: int, work_ns: int, back_ns: int
+) -> None:
     received_ns = at_ns + there_ns + offset_ns
     sent_ns = received_ns + work_ns
-    clock.update(asked_ns=at_ns, received_ns=received_ns, sent_ns=sent_ns, answered_ns=sent_ns + back_ns - offset_ns)
+    clock.update(
+        asked_ns=at_ns, received_ns=received_ns, sent_ns=sent_ns, answered_ns=sent_ns + back_ns - offset_ns
+    )
 
 
 def test_bound_contains_the_true_offset_for_asymmetric_delays() -> None:
@@ -55,7 +59,9 @@ def test_normal_drift_is_followed() -> None:
     clock = ClockOffset(max_error_s=0.001)
     for second in range(100):  # 100 ppm
         drifted_ns = 100_000 * second
-        _exchange(clock, at_ns=second * 1000 * MS, offset_ns=drifted_ns, there_ns=50_000, work_ns=0, back_ns=50_000)
+        _exchange(
+            clock, at_ns=second * 1000 * MS, offset_ns=drifted_ns, there_ns=50_000, work_ns=0, back_ns=50_000
+        )
         clock.check()
         assert abs(clock.offset_ns - drifted_ns) <= clock.error_ns + 1
 

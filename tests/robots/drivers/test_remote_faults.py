@@ -33,7 +33,9 @@ class Drive:
             began_s = time.monotonic()
             try:
                 self.safe.observe()
-                self.safe.send(np.array([self._rng.uniform(-3, 3) for _ in range(6)] + [self._rng.random()], np.float32))
+                self.safe.send(
+                    np.array([self._rng.uniform(-3, 3) for _ in range(6)] + [self._rng.random()], np.float32)
+                )
                 self.num_held += self.safe.last_report.held
             except RobotError as error:
                 self.fault = str(error)

@@ -41,7 +41,9 @@ def _is_closed(sock: socket.socket) -> bool:
         struct.pack("<4sII", b"DVRB", 0xFFFFFFFF, 0xFFFFFFFF),
         struct.pack("<4sII", b"DVRB", 100, 100) + b"x" * 100,
         b"".join(encode(Message("hello", {"protocol": 1}))),
-        b"".join(encode(Message("hello", {"protocol": 99, "nonce": "0" * 64, "role": "robot", "proof": "0" * 64}))),
+        b"".join(
+            encode(Message("hello", {"protocol": 99, "nonce": "0" * 64, "role": "robot", "proof": "0" * 64}))
+        ),
         b"".join(encode(Message("hello", {"protocol": 1, "nonce": "0" * 64, "role": "robot", "proof": "0" * 64}))),
         b"".join(encode(Message("hello", {"protocol": 1, "nonce": "0" * 64, "role": "root", "proof": ["x"]}))),
         b"".join(encode(Message("stop", {"id": 1, "stops": 1, "session": ""}))),
@@ -106,7 +108,9 @@ def test_role_stop_cannot_observe_or_move() -> None:
                 emulator.server.address, read_token(emulator.token_file), role="stop", timeout_s=5.0
             )
             with pytest.raises(RobotError, match="closed"):
-                connection.request(Message(kind, {"stops": 0, "deadline_ns": 1 << 61}, arrays), "sent", timeout_s=5.0)
+                connection.request(
+                    Message(kind, {"stops": 0, "deadline_ns": 1 << 61}, arrays), "sent", timeout_s=5.0
+                )
             connection.close()
             assert emulator.arm.commands == []
 

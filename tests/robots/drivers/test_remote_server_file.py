@@ -20,7 +20,7 @@ from dovetail.robots.drivers.remote.robot_side.handshake import read_token
 from dovetail.robots.drivers.remote.server_file import PACKAGE, server_file
 from dovetail.robots.drivers.remote.settings import RemoteRobotConfig
 
-ARM = '''
+ARM = """
 import sys
 
 class Arm:
@@ -44,7 +44,7 @@ class Arm:
     def stop(self):
         sys.stderr.write("STOP\\n")
         sys.stderr.write("loaded " + " ".join(sorted({name.partition(".")[0] for name in sys.modules})) + "\\n")
-'''
+"""
 
 
 @pytest.fixture
@@ -82,7 +82,13 @@ def test_file_serves_a_plain_class_with_numpy_alone(computer: Path, how: list[st
         address = _address(process)
         token_file = computer / "robot.token"
         spec = spec_of(address, read_token(token_file), timeout_s=10.0)
-        config = {**spec, "address": address, "token_file": str(token_file), "timeout_s": 5.0, "max_clock_error_s": 1.0}
+        config = {
+            **spec,
+            "address": address,
+            "token_file": str(token_file),
+            "timeout_s": 5.0,
+            "max_clock_error_s": 1.0,
+        }
         robot = RemoteRobot(RemoteRobotConfig.from_mapping(config))
         assert robot.observe().values["joint_pos"].tolist() == [0.25, -0.5]
         assert robot.send(np.array([0.5, 0.0], np.float32)).tolist() == [0.5, 0.0]
@@ -115,7 +121,11 @@ def test_sources_are_python_38_and_import_only_the_standard_library_and_numpy(co
 def test_wrong_arguments_end_with_one_line(computer: Path) -> None:
     def fails(*arguments: str) -> str:
         done = subprocess.run(
-            [sys.executable, "dovetail_robot.pyz", *arguments], cwd=computer, capture_output=True, text=True, check=False
+            [sys.executable, "dovetail_robot.pyz", *arguments],
+            cwd=computer,
+            capture_output=True,
+            text=True,
+            check=False,
         )
         assert done.returncode in (1, 2)
         assert "Traceback" not in done.stderr

@@ -187,8 +187,14 @@ def test_description_expands_limits_and_checks_actions() -> None:
         ({"observation": {"time_ns": {"shape": [2]}}}, "reserved"),
         ({"observation": {"front": {"shape": [60000, 60000, 3], "dtype": "uint8"}}}, "bytes"),
         ({"action": []}, "at least one"),
-        ({"action": [{"name": "arm", "kind": "joint_target", "unit": "rad", "low": [1, 2, 3], "high": [2]}]}, "3 low"),
-        ({"action": [{"name": "arm", "kind": "joint_target", "unit": "rad", "low": 1, "high": 1}]}, "low below high"),
+        (
+            {"action": [{"name": "arm", "kind": "joint_target", "unit": "rad", "low": [1, 2, 3], "high": [2]}]},
+            "3 low",
+        ),
+        (
+            {"action": [{"name": "arm", "kind": "joint_target", "unit": "rad", "low": 1, "high": 1}]},
+            "low below high",
+        ),
         ({"name": {1, 2}}, "set"),
     ],
 )

@@ -35,7 +35,7 @@ class Body(Protocol):
 
 
 class SimpleBody:
-    """Axes that move to their targets with a constant speed. Its pictures are noise with a bar at the first joint's angle."""
+    """Axes that move to their targets with a constant speed. Its pictures are noise and a bar at the first joint's angle."""
 
     def __init__(self, *, num_joints: int, cameras: tuple[str, ...], image_size: tuple[int, int]) -> None:
         self.low = np.array([-2.5] * num_joints + [0.0])

@@ -1,8 +1,8 @@
 """`dovetail emulate remote`: an arm with six joints and a gripper behind the robot protocol.
 
-    with RemoteEmulator(RemoteEmulatorConfig()) as emulator:
-        robot = RemoteRobot(emulator.robot_config())
-        emulator.misbehave("garbage")
+with RemoteEmulator(RemoteEmulatorConfig()) as emulator:
+    robot = RemoteRobot(emulator.robot_config())
+    emulator.misbehave("garbage")
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class RemoteEmulatorConfig(Config):
     token_file: Path | None = None
     """File with the token; created if it is missing. Null: a new temporary one."""
     fault: str | None = None
-    """How it misbehaves, such as `garbage`, `drop`, `nan` or `hang_observe`; `random`: one after another. Null: not at all."""
+    """How it misbehaves: `garbage`, `drop`, `nan`, `hang_observe` and more; `random`: any of them. Null: not at all."""
     fault_every_s: float = Field(default=5.0, gt=0.0)
     """Seconds between two faults."""
     late_s: float = Field(default=1.0, gt=0.0)
@@ -66,7 +66,9 @@ class RemoteEmulator:
     def __init__(self, config: RemoteEmulatorConfig | None = None) -> None:
         self._config = config = config or RemoteEmulatorConfig()
         if config.fault is not None and config.fault not in (*FAULTS, "random"):
-            raise UsageError(f"there is no fault '{config.fault}'.{did_you_mean(config.fault, (*FAULTS, 'random'))}")
+            raise UsageError(
+                f"there is no fault '{config.fault}'.{did_you_mean(config.fault, (*FAULTS, 'random'))}"
+            )
         self._folder: tempfile.TemporaryDirectory[str] | None = None
         self._server: MisbehavingServer | None = None
         self._ended = threading.Event()

@@ -41,7 +41,9 @@ class Connection:
         try:
             sock = socket.create_connection((host.strip("[]"), int(port)), timeout_s)
         except OSError as error:
-            raise self._error(f"no connection ({(error.strerror or str(error)).lower()}). Is its server running?") from error
+            raise self._error(
+                f"no connection ({(error.strerror or str(error)).lower()}). Is its server running?"
+            ) from error
         self._link = Link(sock, is_server=False)
         self._number = 0
         try:
@@ -52,7 +54,13 @@ class Connection:
             raise self._error(str(error)) from error
 
     def request(
-        self, message: Message, expected: str, *, timeout_s: float, max_body: int = 0, clock: ClockOffset | None = None
+        self,
+        message: Message,
+        expected: str,
+        *,
+        timeout_s: float,
+        max_body: int = 0,
+        clock: ClockOffset | None = None,
     ) -> Message:
         """Send a request and return its answer. `clock` learns from the times of both."""
         self._number += 1
@@ -113,7 +121,9 @@ class StopLink:
             except RobotError as error:
                 self._close()
                 if not is_old:
-                    raise RobotError(f"{error}. The robot did not confirm the stop: use its emergency stop") from error
+                    raise RobotError(
+                        f"{error}. The robot did not confirm the stop: use its emergency stop"
+                    ) from error
                 self._again(request)
 
     def close(self) -> None:

@@ -1,7 +1,7 @@
 """A robot on another computer, behind Dovetail's own robot protocol (`robot_side`).
 
-Observing does not take control. The first command does, and only one client at a time can. The robot's computer stops the robot
-if this connection is lost or commands cease. `stop` and `open_stop` have connections of their own.
+Observing does not take control. The first command does, and only one client at a time can. The robot's computer stops the
+robot if this connection is lost or commands cease. `stop` and `open_stop` have connections of their own.
 """
 
 from __future__ import annotations
@@ -41,7 +41,9 @@ class RemoteRobot:
         self._lock = threading.Lock()  # one request at a time
         self._connection: Connection | None = None
         self._clock = ClockOffset(max_error_s=config.max_clock_error_s)
-        self._pictures: dict[str, tuple[Array, int | None]] = {}  # the newest of each camera, with its capture time
+        self._pictures: dict[
+            str, tuple[Array, int | None]
+        ] = {}  # the newest of each camera, with its capture time
         self._known_token: bytes | None = None
         self._stop_lock = threading.Lock()
         self._stop_link: StopLink | None = None
@@ -192,7 +194,9 @@ class RemoteRobot:
         if type(robot_ns) is not int or robot_ns < 0:
             raise self._error(f"the time of {what} is no time")
         if robot_ns > sent_ns:
-            raise self._error(f"the time of {what} is {(robot_ns - sent_ns) / 1e6:.3f} ms ahead of the robot's clock")
+            raise self._error(
+                f"the time of {what} is {(robot_ns - sent_ns) / 1e6:.3f} ms ahead of the robot's clock"
+            )
         return self._clock.to_ours(robot_ns)
 
     def _token(self) -> bytes:

@@ -1,4 +1,4 @@
-"""What a robot's computer runs: a server for one robot. It needs Python 3.8 or newer and numpy, and no other part of Dovetail.
+"""What a robot's computer runs: a server for one robot. It needs Python 3.8 or newer and numpy, and no more of Dovetail.
 
     class MyArm:
         spec = {

@@ -65,7 +65,9 @@ class Description:
         low, high = (np.array([x for part in limits for x in part[side]], np.float32) for side in (0, 1))
         described = Description(plain, shapes, low, high, float(plain["control_hz"]))
         if described.num_bytes > MAX_BODY:
-            raise InvalidSpec(f"spec: one observation has {described.num_bytes} bytes, but at most {MAX_BODY} are sent")
+            raise InvalidSpec(
+                f"spec: one observation has {described.num_bytes} bytes, but at most {MAX_BODY} are sent"
+            )
         return described
 
     @property

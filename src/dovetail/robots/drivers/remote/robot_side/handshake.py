@@ -21,7 +21,16 @@ from pathlib import Path
 
 from .wire import PROTOCOL, Link, Message, WireError
 
-__all__ = ["MIN_TOKEN", "ROLES", "WrongToken", "answer_client", "check_token", "greet_server", "make_token", "read_token"]
+__all__ = [
+    "MIN_TOKEN",
+    "ROLES",
+    "WrongToken",
+    "answer_client",
+    "check_token",
+    "greet_server",
+    "make_token",
+    "read_token",
+]
 
 ROLES = ("robot", "stop")
 """`robot` observes, and controls from its first command on. `stop` only stops."""

@@ -94,7 +94,9 @@ class ServedRobot:
         now_ns = time.monotonic_ns()
         for key, stamp in [("time_ns", time_ns), *captured.items()]:
             if not isinstance(stamp, (int, np.integer)) or not 0 <= stamp <= now_ns:
-                raise Refused(f"observe() returned {stamp!r:.40} as the time of '{key}', expected time.monotonic_ns()")
+                raise Refused(
+                    f"observe() returned {stamp!r:.40} as the time of '{key}', expected time.monotonic_ns()"
+                )
         values = {key: self._array(key, seen) for key in self.description.shapes}
         if unknown := [*(set(seen) - set(values)), *(set(captured) - set(values))]:
             raise Refused(f"observe() returned '{unknown[0]}', which is not in the spec")
@@ -119,7 +121,9 @@ class ServedRobot:
             except Exception as error:
                 self.stop()
                 raise Refused(f"send() failed: {_line(error)}") from error
-            if self._num_stops != before:  # stopped meanwhile: the command may have reached the robot after the stop
+            if (
+                self._num_stops != before
+            ):  # stopped meanwhile: the command may have reached the robot after the stop
                 self.stop()
                 raise Refused("the robot was stopped while send() was under way")
         executed = action if executed is None else np.asarray(executed, np.float32)

@@ -129,7 +129,9 @@ class RobotServer:
                 time.sleep(_POLL_S)
                 continue
             try:
-                self._start_thread(self._serve, f"{peer[0]}:{peer[1]}", Link(sock, is_server=True), f"{peer[0]}:{peer[1]}")
+                self._start_thread(
+                    self._serve, f"{peer[0]}:{peer[1]}", Link(sock, is_server=True), f"{peer[0]}:{peer[1]}"
+                )
             except (OSError, RuntimeError) as error:  # closed again already, or no more threads
                 _log.warning("a connection was refused: %s", error)
                 sock.close()
@@ -179,7 +181,9 @@ class RobotServer:
             try:
                 if not self._closed:
                     self.robot.stop()
-                    _log.warning("stopped the robot: its controller %s has disconnected", session.name if session else "")
+                    _log.warning(
+                        "stopped the robot: its controller %s has disconnected", session.name if session else ""
+                    )
             except Exception as error:  # the watchdog tries again
                 _log.error("THE ROBOT DID NOT STOP: stop() failed: %s", error)
             finally:

@@ -2,9 +2,9 @@
 
     "DVRB" | header bytes u32 | body bytes u32 | header: JSON | body: the arrays' bytes, one after another | tag 16 bytes
 
-All numbers are little-endian. Received data is never executed (no pickle). Sizes are checked before memory is allocated. After
-the handshake each frame ends with a tag, a keyed BLAKE2b of its direction, its number and its content: a frame that was changed,
-repeated, left out or made by a third party ends the connection. Frames are not encrypted.
+All numbers are little-endian. Received data is never executed (no pickle). Sizes are checked before memory is allocated.
+After the handshake each frame ends with a tag, a keyed BLAKE2b of its direction, its number and its content: a frame that was
+changed, repeated, left out or made by a third party ends the connection. Frames are not encrypted.
 """
 
 from __future__ import annotations
@@ -221,6 +221,6 @@ def _left_s(deadline_s: float) -> float:
 
 
 def _wire_error(error: OSError) -> WireError:
-    if isinstance(error, socket.timeout):  # noqa: UP041
+    if isinstance(error, socket.timeout):
         return WireError("no complete message in time")
     return WireError(f"the connection was lost ({(error.strerror or str(error)).lower()})")
