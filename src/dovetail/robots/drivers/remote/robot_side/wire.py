@@ -3,7 +3,7 @@
     "DVRB" | header bytes u32 | body bytes u32 | header: JSON | body: the arrays' bytes, one after another | tag 16 bytes
 
 All numbers are little-endian. Received data is never executed (no pickle). Sizes are checked before memory is allocated.
-After the handshake each frame ends with a tag, a keyed BLAKE2b of its direction, its number and its content: a frame that was
+After the handshake each frame ends with a tag, a keyed BLAKE2b of its direction, number and content: a frame that was
 changed, repeated, left out or made by a third party ends the connection. Frames are not encrypted.
 """
 
