@@ -9,15 +9,19 @@ Some abilities are class attributes, because the runtime asks before it builds t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
+import numpy as np
+
+from dovetail.core.reset_steps import ResetStep
 from dovetail.core.specs import ArraySpec, RobotSpec
 from dovetail.core.types import Array, Observation
 
 __all__ = [
     "AsksAgain",
     "AsksPerson",
+    "AsksVerdict",
     "BringsTask",
     "BringsWeights",
     "CachesFeatures",
@@ -48,8 +52,11 @@ __all__ = [
     "LimitsSteps",
     "MovesToDevice",
     "NeedsPackages",
+    "NeedsVerdict",
     "Pauses",
+    "PlansReset",
     "Probes",
+    "RepeatsOutcome",
     "Resumes",
     "RewardsAtEnd",
     "Shards",
@@ -136,6 +143,17 @@ class AsksPerson(Protocol):
 
 
 @runtime_checkable
+class RepeatsOutcome(Protocol):
+    """A labeler that only repeats what the task or the operator decided. Class attribute."""
+
+    repeats_outcome: bool
+
+    @property
+    def timeout_confidence(self) -> float:
+        """Its confidence where neither has decided before the time limit."""
+
+
+@runtime_checkable
 class AsksAgain(Protocol):
     """A labeler that stores its answers and can ignore the stored ones."""
 
@@ -217,6 +235,33 @@ class LimitsSteps(Protocol):
     """A task with a maximum episode length."""
 
     max_steps: int
+
+
+@runtime_checkable
+class PlansReset(Protocol):
+    """A task whose reset the control loop executes: motions through the safety filter, waits, requests to a person.
+
+    Its `reset` moves nothing: the pose of that moment becomes the frame `reset`. It is called before each motion, too.
+    """
+
+    def reset_steps(self, robot: RobotSpec, *, rng: np.random.Generator) -> Sequence[ResetStep]:
+        """The steps before an episode. Raises ConfigError for a robot that cannot execute them."""
+
+
+@runtime_checkable
+class AsksVerdict(Protocol):
+    """A task that may ask a person after the time limit whether the episode was a success."""
+
+    @property
+    def verdict_request(self) -> str:
+        """The text; empty: it does not ask."""
+
+
+@runtime_checkable
+class NeedsVerdict(Protocol):
+    """A task that never decides success: an operator or a labeler does. Class attribute."""
+
+    needs_verdict: bool
 
 
 # ---- operators
