@@ -17,7 +17,7 @@ from dovetail.actor.homing import Home, go_home
 from dovetail.actor.planner import PlannedAction, Planner
 from dovetail.actor.reset import ResetExecutor, StopRequested
 from dovetail.actor.telemetry import Telemetry
-from dovetail.core.abilities import AsksVerdict, PlansReset
+from dovetail.core.abilities import AsksVerdict, PlansReset, Restarts
 from dovetail.core.clock import NS_PER_S, RealClock
 from dovetail.core.contracts import Clock, GuardedRobot, Operator, Task
 from dovetail.core.errors import RobotFault
@@ -220,6 +220,8 @@ class ControlLoop:
         self._robot.reset()
         if not self._was_started:
             self._reset_operator(order)
+        elif isinstance(self._operator, Restarts):
+            self._operator.restart()
         if self._planner:
             self._planner.reset(
                 first=self._first,

@@ -22,6 +22,7 @@ __all__ = [
     "AsksAgain",
     "AsksPerson",
     "AsksVerdict",
+    "BindsReset",
     "BringsTask",
     "BringsWeights",
     "CachesFeatures",
@@ -35,6 +36,7 @@ __all__ = [
     "ConfiguresRealtime",
     "ConfiguresSpeed",
     "ConfiguresSwap",
+    "ConfiguresTimeouts",
     "CountsSampledActions",
     "DecidesSuccess",
     "Demonstrates",
@@ -57,6 +59,7 @@ __all__ = [
     "PlansReset",
     "Probes",
     "RepeatsOutcome",
+    "Restarts",
     "Resumes",
     "RewardsAtEnd",
     "Shards",
@@ -148,9 +151,12 @@ class RepeatsOutcome(Protocol):
 
     repeats_outcome: bool
 
-    @property
-    def timeout_confidence(self) -> float:
-        """Its confidence where neither has decided before the time limit."""
+
+@runtime_checkable
+class ConfiguresTimeouts(Protocol):
+    """The config of such a labeler: how sure it is that a timeout is no success."""
+
+    timeout_confidence: float
 
 
 @runtime_checkable
@@ -249,6 +255,13 @@ class PlansReset(Protocol):
 
 
 @runtime_checkable
+class BindsReset(Protocol):
+    """A task for any robot, without a scene. A simulated robot gives it a function to call in `reset`."""
+
+    def bind_reset(self, on_reset: Callable[[], None]) -> None: ...
+
+
+@runtime_checkable
 class AsksVerdict(Protocol):
     """A task that may ask a person after the time limit whether the episode was a success."""
 
@@ -259,7 +272,7 @@ class AsksVerdict(Protocol):
 
 @runtime_checkable
 class NeedsVerdict(Protocol):
-    """A task that never decides success: an operator or a labeler does. Class attribute."""
+    """A task that never decides success: an operator or a labeler does. Class attribute, also of its config."""
 
     needs_verdict: bool
 
@@ -308,6 +321,13 @@ class Resumes(Protocol):
     """An operator that holds the arm after a lost device until it is resumed."""
 
     def resume(self) -> None: ...
+
+
+@runtime_checkable
+class Restarts(Protocol):
+    """An operator that judges observations: it must forget those from before the episode's first step."""
+
+    def restart(self) -> None: ...
 
 
 # ---- actors
