@@ -122,6 +122,8 @@ class BoardLayout:
         for key in self.vectors:
             dtype, shape = self.observation[key]
             yield f"guard/measured/{key}", dtype, (_NUM_MEASURED, *shape)
+        yield "person/request_length", "int64", (1,)
+        yield "person/request", "uint8", (_REPORT_BYTES,)
 
     @property
     def vectors(self) -> tuple[str, ...]:
@@ -305,28 +307,37 @@ class Board:
     @property
     def guard_request(self) -> str:
         """Why the guard asks the control loop to stop the arm; empty if it does not."""
-        return self._text("request")
+        return self._text("guard/request")
 
     def post_guard_request(self, reason: str) -> None:
-        self._write_text("request", reason)
+        self._write_text("guard/request", reason)
 
     @property
     def guard_report(self) -> str:
         """What the guard did because the control process did not; empty: nothing."""
-        return self._text("report")
+        return self._text("guard/report")
 
     def post_guard_report(self, text: str) -> None:
-        self._write_text("report", text)
+        self._write_text("guard/report", text)
+
+    @property
+    def person_request(self) -> str:
+        """What the control loop asks a person to do, such as `place the part`; empty: nothing."""
+        return self._text("person/request")
+
+    def ask_person(self, text: str) -> None:
+        """Show a request to the person at the console or terminal. Empty: it is done."""
+        self._write_text("person/request", text)
 
     def _text(self, name: str) -> str:
-        length = int(self._arrays[f"guard/{name}_length"][0])
-        return self._arrays[f"guard/{name}"][:length].tobytes().decode(errors="ignore") if length else ""
+        length = int(self._arrays[f"{name}_length"][0])
+        return self._arrays[name][:length].tobytes().decode(errors="ignore") if length else ""
 
     def _write_text(self, name: str, text: str) -> None:
         data = text.encode()[:_REPORT_BYTES]
-        self._arrays[f"guard/{name}_length"][0] = 0
-        self._arrays[f"guard/{name}"][: len(data)] = np.frombuffer(data, np.uint8)
-        self._arrays[f"guard/{name}_length"][0] = len(data)  # last: a reader sees the whole text
+        self._arrays[f"{name}_length"][0] = 0
+        self._arrays[name][: len(data)] = np.frombuffer(data, np.uint8)
+        self._arrays[f"{name}_length"][0] = len(data)  # last: a reader sees the whole text
 
     # ---- control writes
 

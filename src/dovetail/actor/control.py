@@ -15,7 +15,9 @@ import numpy as np
 from dovetail.actor.board import Board
 from dovetail.actor.homing import Home, go_home
 from dovetail.actor.planner import PlannedAction, Planner
+from dovetail.actor.reset import ResetExecutor, StopRequested
 from dovetail.actor.telemetry import Telemetry
+from dovetail.core.abilities import AsksVerdict, PlansReset, Restarts
 from dovetail.core.clock import NS_PER_S, RealClock
 from dovetail.core.contracts import Clock, GuardedRobot, Operator, Task
 from dovetail.core.errors import RobotFault
@@ -49,10 +51,6 @@ class EpisodeEnd:
     fault: str | None = None
     reset_s: float | None = None  # from the order to the first action, by the robot's clock; None: no action
     has_success: bool = True  # False: the task does not tell success
-
-
-class _StopRequested(Exception):
-    """`should_stop` became true while the arm moved home."""
 
 
 class HealthCheck:
@@ -104,6 +102,15 @@ class ControlLoop:
         self._reset_start_ns = 0
         self._reset_end_ns: int | None = None
         self._is_real_time = isinstance(clock, RealClock)
+        self._reset = ResetExecutor(
+            robot=robot,
+            task=task,
+            board=board,
+            clock=clock,
+            tick=self._tick_in_reset,
+            restart=self._restart_ticks,
+            poll=self._poll_now,
+        )
         robot.use_buffers(board.frame_buffer)
 
     def run(
@@ -118,7 +125,7 @@ class ControlLoop:
             on_begin(self._first)
             try:
                 self._begin(order)
-            except _StopRequested:
+            except StopRequested:
                 return EpisodeEnd(outcome=Outcome.ABORTED, judgement=None, num_steps=0, stopped=True)
             except RobotFault as error:
                 self._robot.trip(str(error))  # no effect if the filter raised it
@@ -130,6 +137,8 @@ class ControlLoop:
             fault = None
             try:
                 outcome = self._run(on_step)
+            except StopRequested:  # while a person was asked for the verdict
+                outcome, self._stopped = Outcome.ABORTED, True
             except RobotFault as error:
                 self._robot.trip(str(error))  # no effect if the filter raised it
                 # keep the steps before the fault, for inspection
@@ -147,7 +156,7 @@ class ControlLoop:
         outcome: Outcome | None = None
         self._deadline_ns = self._clock.now_ns()
         self._board.beat_control(time.monotonic_ns())
-        waiting = self._wait_for_start
+        waiting = self._wait_for_start and not self._was_started
         while outcome is None:
             human = self._poll()
             if human.event is Event.ACKNOWLEDGE:
@@ -176,6 +185,8 @@ class ControlLoop:
             self._num_steps += 1
             on_step()
             outcome = outcome or verdict.outcome
+        if outcome is Outcome.TIMEOUT and isinstance(self._task, AsksVerdict) and self._task.verdict_request:
+            outcome = self._ask_verdict(self._task.verdict_request)
         return outcome
 
     def _ended_by(self, event: Event | None) -> Outcome | None:
@@ -187,7 +198,7 @@ class ControlLoop:
     # ---- one tick
 
     def _begin(self, order: EpisodeOrder) -> None:
-        self._stopped = self._is_invalid = False
+        self._stopped = self._is_invalid = self._was_started = False
         self._num_steps = 0
         self._since_human = self._settle_ticks
         self._num_idle = _EASE_TICKS  # at rest
@@ -195,20 +206,38 @@ class ControlLoop:
         self._reset_start_ns, self._reset_end_ns = self._clock.now_ns(), None
         self._raise_if_faulted()
         if self._home is not None:
-            self._deadline_ns = self._clock.now_ns()
-            go_home(self._home, self._robot, self._clock, tick=self._tick_home)
+            self._restart_ticks()
+            go_home(self._home, self._robot, self._clock, tick=self._tick_in_reset)
             self._board.beat_control(0)  # a reset may wait for a person
-        self._task.reset(self._robot, rng=stream(order.seed, f"{order.purpose}/reset", order.index))
+        rng = stream(order.seed, f"{order.purpose}/reset", order.index)
+        if isinstance(self._task, PlansReset):
+            steps = self._task.reset_steps(self._robot.spec, rng=rng)
+            self._was_started = self._reset.execute(
+                steps, rng=rng, reset_operator=lambda: self._reset_operator(order)
+            )
+            self._board.beat_control(0)
+        self._task.reset(self._robot, rng=rng)
         self._robot.reset()
-        self._operator.reset(
-            rng=stream(order.seed, f"{order.purpose}/operator", order.index), robot_minutes=order.robot_minutes
-        )
+        if not self._was_started:
+            self._reset_operator(order)
+        elif isinstance(self._operator, Restarts):
+            self._operator.restart()
         if self._planner:
             self._planner.reset(
                 first=self._first,
                 rng=stream(order.seed, f"{order.purpose}/policy", order.index),
                 deterministic=order.deterministic,
             )
+
+    def _reset_operator(self, order: EpisodeOrder) -> None:
+        self._operator.reset(
+            rng=stream(order.seed, f"{order.purpose}/operator", order.index), robot_minutes=order.robot_minutes
+        )
+
+    def _ask_verdict(self, text: str) -> Outcome:
+        """Stand still after a timeout until a person has judged the episode."""
+        human = self._reset.wait_for_person(text, lambda human: human.event in ENDING_EVENTS)
+        return Outcome.TIMEOUT if human.event is None else ENDING_EVENTS[human.event]
 
     def _observe(self) -> int:
         row = self._board.observe(self._read())
@@ -315,11 +344,19 @@ class ControlLoop:
                 return
         self._clock.sleep_until(end_ns)
 
-    def _tick_home(self) -> None:
+    def _restart_ticks(self) -> None:
+        self._deadline_ns = self._clock.now_ns()
+
+    def _tick_in_reset(self) -> None:
+        self._sent_ns = self._clock.now_ns()
         self._raise_if_stopped()
         if self._should_stop():
-            raise _StopRequested
+            raise StopRequested
         self._tick()
+
+    def _poll_now(self) -> HumanInput:
+        self._last = self._robot.observe()
+        return self._poll()
 
     def _poll(self) -> HumanInput:
         self._raise_if_stopped()

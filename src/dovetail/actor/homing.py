@@ -1,4 +1,4 @@
-"""Move the arm to its start pose through the safety filter, and verify that it arrived."""
+"""The start pose of a joint-controlled arm, `actor.home`. See `reset_motion` for the motion."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ from collections.abc import Callable
 
 import numpy as np
 import numpy.typing as npt
+from pydantic import Field
 
+from dovetail.actor.reset_motion import Gripper, Joints, Track, follow
 from dovetail.config.model import Config
-from dovetail.core.clock import NS_PER_S
 from dovetail.core.contracts import Clock, GuardedRobot
-from dovetail.core.errors import ConfigError, RobotFault
+from dovetail.core.errors import ConfigError
 from dovetail.core.specs import RobotSpec
 
 __all__ = ["Home", "go_home"]
@@ -21,6 +22,8 @@ class Home(Config):
 
     action: tuple[float, ...]
     """Target of each action axis, grippers included; zero for velocities."""
+    speed: float = Field(default=1.0, gt=0.0, le=1.0)
+    """Speed of the motion, relative to the limits of the safety filter."""
     tolerance: float = 0.02
     """Largest difference between a measured joint and its target, in rad."""
     timeout_s: float = 15.0
@@ -34,30 +37,29 @@ def go_home(home: Home, robot: GuardedRobot, clock: Clock, *, tick: Callable[[],
 
     `tick` waits for the next tick and may raise to end the motion.
     """
-    target = _checked(home, robot.spec)
-    joints = _joints(home, robot.spec)
-    robot.reset()
-    until_ns = clock.now_ns() + round(home.timeout_s * NS_PER_S)
-    num_there = 0
-    while True:
-        values = robot.observe().values
-        off = np.concatenate(
-            [np.abs(values[key].reshape(-1)[columns] - target[axes]) for key, columns, axes in joints]
-        )
-        num_there = num_there + 1 if (off <= home.tolerance).all() else 0
-        if num_there >= 2:
-            return
-        if clock.now_ns() > until_ns:
-            worst = int(off.argmax())
-            axis = int(np.concatenate([axes for _, _, axes in joints])[worst])
-            names = robot.spec.action.names
-            joint = f"'{names[axis]}'" if names else f"{axis}"
-            raise RobotFault(
-                f"robot '{robot.spec.name}' did not reach its home pose in {home.timeout_s:g} s: joint {joint} is "
-                f"{off[worst]:.3f} off. Check for obstacles, or whether actor.home is in reach"
+    target, spec = _checked(home, robot.spec).astype(np.float64), robot.spec
+    steps = np.asarray(robot.largest_steps(), np.float64)
+    names = spec.action.names or tuple(map(str, range(target.size)))
+    tracks: list[Track] = []
+    rest = ~np.repeat([part.is_velocity for part in spec.parts], [part.num_axes for part in spec.parts])
+    for key, columns, axes in _joints(home, spec):
+        rest[axes] = False
+        tracks.append(
+            Joints(
+                axes=axes,
+                key=key,
+                columns=columns,
+                target=target[axes],
+                tolerance=home.tolerance,
+                step=steps[axes],
+                speed=home.speed,
+                names=[names[axis] for axis in axes],
             )
-        robot.send(target)  # the filter limits each step
-        tick()
+        )
+    if rest.any():
+        grippers = np.flatnonzero(rest)
+        tracks.append(Gripper(axes=grippers, target=target[grippers], step=steps[grippers]))
+    follow(tracks, robot, clock, what="its home pose", timeout_s=home.timeout_s, tick=tick)
 
 
 def _joints(home: Home, spec: RobotSpec) -> list[tuple[str, slice, npt.NDArray[np.intp]]]:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from dovetail.api.names import RUNS_DIR
 from dovetail.api.opened_run import Run
+from dovetail.api.readiness import refuse_without_verdict
 from dovetail.api.viewing import with_viewer
 from dovetail.api.weights import WeightSource, brings_weights, find_weights
 from dovetail.config.load import Overrides, load_saved
@@ -114,6 +115,7 @@ def evaluate(
     source = find_weights(target, version=version, best=best, runs_dir=Path(runs_dir))
     config = load_saved(source.folder.path, overrides, quiet=True).config if overrides else source.folder.config
     config = with_viewer(config, viewer=viewer, realtime=realtime)
+    refuse_without_verdict(config)
     if seed is not None:
         config = config.model_copy(update={"run": config.run.model_copy(update={"seed": seed})})
     arms, label, used, not_recorded = [], "", None, ""
@@ -180,7 +182,7 @@ def _evaluate_arm(
         ):
             if episode.outcome is Outcome.ABORTED:
                 break
-            scores.append(EpisodeScore.of(episode))
+            scores.append(assembly.score(episode))
             on_episode(Performance.of(scores), total)
     finally:
         assembly.close()

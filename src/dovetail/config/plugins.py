@@ -48,6 +48,7 @@ BUILTIN: dict[str, dict[str, str]] = {
         "pick_place": "dovetail.tasks.pick_place:PickPlace",
         "cap_tightening": "dovetail.tasks.cap_tightening:CapTightening",
         "table_cleanup": "dovetail.tasks.table_cleanup:TableCleanup",
+        "table": "dovetail.tasks.table:TableTask",
     },
     "robot": {
         "sim": "dovetail.robots.sim.robot:SimRobot",

@@ -9,15 +9,20 @@ Some abilities are class attributes, because the runtime asks before it builds t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
+import numpy as np
+
+from dovetail.core.reset_steps import ResetStep
 from dovetail.core.specs import ArraySpec, RobotSpec
 from dovetail.core.types import Array, Observation
 
 __all__ = [
     "AsksAgain",
     "AsksPerson",
+    "AsksVerdict",
+    "BindsReset",
     "BringsTask",
     "BringsWeights",
     "CachesFeatures",
@@ -31,6 +36,7 @@ __all__ = [
     "ConfiguresRealtime",
     "ConfiguresSpeed",
     "ConfiguresSwap",
+    "ConfiguresTimeouts",
     "CountsSampledActions",
     "DecidesSuccess",
     "Demonstrates",
@@ -50,8 +56,12 @@ __all__ = [
     "LimitsSteps",
     "MovesToDevice",
     "NeedsPackages",
+    "NeedsVerdict",
     "Pauses",
+    "PlansReset",
     "Probes",
+    "RepeatsOutcome",
+    "Restarts",
     "Resumes",
     "RewardsAtEnd",
     "Shards",
@@ -135,6 +145,20 @@ class AsksPerson(Protocol):
     """A labeler that stands for a person in the console. It comes last. Class attribute."""
 
     asks_person: bool
+
+
+@runtime_checkable
+class RepeatsOutcome(Protocol):
+    """A labeler that only repeats what the task or the operator decided. Class attribute."""
+
+    repeats_outcome: bool
+
+
+@runtime_checkable
+class ConfiguresTimeouts(Protocol):
+    """The config of such a labeler: how sure it is that a timeout is no success."""
+
+    timeout_confidence: float
 
 
 @runtime_checkable
@@ -229,6 +253,40 @@ class LimitsSteps(Protocol):
     max_steps: int
 
 
+@runtime_checkable
+class PlansReset(Protocol):
+    """A task whose reset the control loop executes: motions through the safety filter, waits, requests to a person.
+
+    Its `reset` moves nothing: the pose of that moment becomes the frame `reset`. It is called before each motion, too.
+    """
+
+    def reset_steps(self, robot: RobotSpec, *, rng: np.random.Generator) -> Sequence[ResetStep]:
+        """The steps before an episode. Raises ConfigError for a robot that cannot execute them."""
+
+
+@runtime_checkable
+class BindsReset(Protocol):
+    """A task for any robot, without a scene. A simulated robot gives it a function to call in `reset`."""
+
+    def bind_reset(self, on_reset: Callable[[], None]) -> None: ...
+
+
+@runtime_checkable
+class AsksVerdict(Protocol):
+    """A task that may ask a person after the time limit whether the episode was a success."""
+
+    @property
+    def verdict_request(self) -> str:
+        """The text; empty: it does not ask."""
+
+
+@runtime_checkable
+class NeedsVerdict(Protocol):
+    """A task that never decides success: an operator or a labeler does. Class attribute, also of its config."""
+
+    needs_verdict: bool
+
+
 # ---- operators
 
 
@@ -273,6 +331,13 @@ class Resumes(Protocol):
     """An operator that holds the arm after a lost device until it is resumed."""
 
     def resume(self) -> None: ...
+
+
+@runtime_checkable
+class Restarts(Protocol):
+    """An operator that judges observations: it must forget those from before the episode's first step."""
+
+    def restart(self) -> None: ...
 
 
 # ---- actors

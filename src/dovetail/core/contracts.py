@@ -113,6 +113,9 @@ class GuardedRobot(Robot, Protocol):
     def reset(self) -> None:
         """Start a new episode at the current pose."""
 
+    def largest_steps(self) -> Array:
+        """Largest motion of each axis per tick, float64 [A]; infinite where nothing limits it."""
+
     def hold(self) -> Array:
         """Stand still for one tick and return the action that was sent."""
 

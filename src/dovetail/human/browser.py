@@ -20,6 +20,9 @@ from dovetail.human.mailbox import Mailbox, MailboxReader
 __all__ = ["BrowserConfig", "BrowserOperator", "ConsoleControl", "OperatorWithConsole"]
 
 
+_VERDICTS = (Event.SUCCESS, Event.FAILURE, Event.DISCARD, Event.RESET)
+
+
 class BrowserConfig(Config):
     """Operator at the console."""
 
@@ -61,21 +64,29 @@ class ConsoleControl:
 class OperatorWithConsole:
     """Adds the console to an operator. Input from the console has priority.
 
-    Without `may_drive`, as in an evaluation, the console can still pause, stop and acknowledge. With `demonstrates`, the
-    episode waits for the console to start.
+    Without `may_drive`, as in an evaluation, the console can still pause, stop and acknowledge, and with `may_judge` also press
+    success and failure. With `demonstrates`, the episode waits for the console to start.
     """
 
     def __init__(
-        self, inner: Operator, console: ConsoleControl, *, may_drive: bool = True, demonstrates: bool = False
+        self,
+        inner: Operator,
+        console: ConsoleControl,
+        *,
+        may_drive: bool = True,
+        may_judge: bool = False,
+        demonstrates: bool = False,
     ) -> None:
         self._inner, self._console = inner, console
         self._may_drive, self._demonstrates = may_drive, demonstrates
+        self._refused = () if may_drive else (Event.DISCARD, Event.RESET) if may_judge else _VERDICTS
+        self._takes_part = may_drive or may_judge
         self._inner_is_person = isinstance(inner, Demonstrates) and inner.demonstrates
 
     @property
     def name(self) -> str:
         """The inner operator's name, with `browser` once a console was connected."""
-        if not self._console.box.writer_ns or not self._may_drive or self._inner_is_person:
+        if not self._console.box.writer_ns or not self._takes_part or self._inner_is_person:
             return self._inner.name
         return "browser" if self._inner.name == "none" else f"{self._inner.name}+browser"
 
@@ -135,7 +146,7 @@ class OperatorWithConsole:
         while (posted := self._console.reader.next_event()) is not None:
             if posted.event is Event.EMERGENCY and not self._console.box.emergency:
                 continue  # acknowledged since
-            if not self._may_drive and posted.event in (Event.SUCCESS, Event.FAILURE, Event.DISCARD, Event.RESET):
+            if posted.event in self._refused:
                 continue  # the task decides evaluations
             return posted.event
         return None

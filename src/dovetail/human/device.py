@@ -23,7 +23,7 @@ from dovetail.human.device_reader import Device, DeviceReader, Reading
 from dovetail.human.handover import Handover
 from dovetail.human.mailbox import EXPIRY_S, DriveCommand
 
-__all__ = ["Device", "DeviceOperator", "OperatorWithStop", "Reading", "load_library"]
+__all__ = ["Device", "DeviceOperator", "OperatorWithStop", "Reading", "VerdictsOnly", "load_library"]
 
 _SESSION = 1
 
@@ -147,6 +147,26 @@ class OperatorWithStop:
         if self._is_connected and self._device.poll(observation).event is Event.EMERGENCY:
             return HumanInput(event=Event.EMERGENCY)
         return self._inner.poll(observation)
+
+
+class VerdictsOnly:
+    """An operator that starts and judges episodes but never drives: for evaluations of tasks that do not know success."""
+
+    _PASSED = (Event.START, Event.SUCCESS, Event.FAILURE, Event.STOP, Event.ACKNOWLEDGE, Event.EMERGENCY)
+
+    def __init__(self, inner: Operator) -> None:
+        self._inner = inner
+
+    @property
+    def name(self) -> str:
+        return self._inner.name
+
+    def reset(self, *, rng: np.random.Generator, robot_minutes: float) -> None:
+        self._inner.reset(rng=rng, robot_minutes=robot_minutes)
+
+    def poll(self, observation: Observation) -> HumanInput:
+        event = self._inner.poll(observation).event
+        return HumanInput(event=event if event in self._PASSED else None)
 
 
 def load_library(module: str, *, package: str, operator: str) -> Any:

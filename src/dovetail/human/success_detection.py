@@ -61,6 +61,10 @@ class OperatorWithDetector:
 
     def reset(self, *, rng: np.random.Generator, robot_minutes: float) -> None:
         self._inner.reset(rng=rng, robot_minutes=robot_minutes)
+        self.restart()
+
+    def restart(self) -> None:
+        """Forget what was seen, for example while a person prepared the scene."""
         self._judge.forget()
         self._num_polls = self._num_consecutive = 0
         self._done = self._is_over = False

@@ -33,6 +33,9 @@ class OutcomeConfig(Config):
     success until its time limit."""
     stages: tuple[Stage, ...] = ()
     """Intermediate goals by the task's metrics, with additional rewards."""
+    timeout_confidence: float = Field(default=1.0, ge=0.0, le=1.0)
+    """Confidence that an episode which nobody judged before the time limit is no success. Below labeling.min_confidence, the
+    next labeler is asked."""
     operator_wins: bool = True
     """The operator's judgement, if there is one, overrides the task's verdict."""
 
@@ -45,6 +48,7 @@ class OutcomeLabeler:
     """
 
     Config: ClassVar[type[OutcomeConfig]] = OutcomeConfig
+    repeats_outcome: ClassVar[bool] = True
 
     def __init__(self, config: OutcomeConfig | None = None) -> None:
         self._config = config or OutcomeConfig()
@@ -53,6 +57,7 @@ class OutcomeLabeler:
     def version(self) -> str:
         """Depends on all settings."""
         new = {"success_is_terminal"} if self._config.success_is_terminal else set()  # 0.6 did not have it
+        new |= {"timeout_confidence"} if self._config.timeout_confidence == 1.0 else set()
         settings = self._config.model_dump_json(exclude=new)
         return f"1-{hashlib.sha256(settings.encode()).hexdigest()[:8]}"
 
@@ -67,7 +72,7 @@ class OutcomeLabeler:
             rewards=rewards - np.float32(self._config.step_penalty),
             discounts=self._discounts(episode, outcome),
             success=outcome is Outcome.SUCCESS,
-            confidence=1.0,
+            confidence=self._config.timeout_confidence if outcome is Outcome.TIMEOUT else 1.0,
             labeler="outcome",
             version=self.version,
         )

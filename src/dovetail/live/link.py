@@ -21,7 +21,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from dovetail.actor.board import BoardLayout
+from dovetail.actor.board import Board, BoardLayout
 from dovetail.core.clock import NS_PER_S, boot_id
 from dovetail.core.disk import write_atomic
 from dovetail.core.specs import RobotSpec
@@ -69,6 +69,7 @@ class LiveLink:
         self._stop: RunStop | None = None
         self._mailbox_stop: MailboxStop | None = None
         self._board: dict[str, Any] | None = None
+        self._shown: Board | None = None
         self._num_boards = 0  # a new board may have the same layout and descriptor
         self._descriptors: dict[str, int] = {}
         self._status: dict[str, Any] = {}
@@ -140,6 +141,7 @@ class LiveLink:
             os.close(self._descriptors["board"])
         self._descriptors["board"] = os.dup(descriptor)
         self._board = layout.to_json()
+        self._shown = Board(layout, map_memory(self._descriptors["board"], layout.num_bytes))
         self._num_boards += 1
         self._write_file()
 
@@ -163,11 +165,24 @@ class LiveLink:
 
     def _write_status(self) -> None:
         written: Mapping[str, Any] | None = None
+        asked = ""
         while not self._ended.wait(_WRITE_S):
+            asked = self._announce_request(asked)
             status = self._status
             if status is not written:
                 self._write_cut(status)
                 written = status
+
+    def _announce_request(self, asked: str) -> str:
+        """Print what the control loop asks a person to do, once. The console reads it from the board."""
+        shown = self._shown
+        request = shown.person_request if shown is not None else ""
+        if request and request != asked:
+            self._announce(
+                f"{self._arm}: {request} (with the operator's keys, or in the console: "
+                f"dovetail console {run_argument(self._folder)})"
+            )
+        return request
 
     def _write_cut(self, status: Mapping[str, Any]) -> None:
         """Write as much of the status as fits. An error here must not end the thread: a console would show an old state."""

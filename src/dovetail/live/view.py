@@ -54,6 +54,7 @@ class LiveState:
     episode: dict[str, Any]  # id, purpose, number; empty before the first
     step: int
     prompt: str
+    request: str = ""  # to the person at the robot, such as `place the part`; empty: none
     values: dict[str, list[float]]  # of the observation, without images: joints, pose, gripper
     executed: list[float]  # the last action that was executed
     health: dict[str, float]  # ticks, overruns, late_ms, worst_late_ms, inference_ms
@@ -151,7 +152,8 @@ class LiveView:
         source, policy_version, executed = Source.POLICY, 0, np.zeros(0)
         if board and row >= 0:
             source, policy_version, executed = board.action(row)
-        control, reason = _control(box, facts, source=source, idle_s=idle_s)
+        request = board.person_request if board else ""
+        control, reason = _control(box, facts, source=source, idle_s=idle_s, request=request)
         published_unix_s = facts.pop("weights_unix_s", None)
         values: dict[str, list[float]] = {}
         if board and board.num_seen:
@@ -169,6 +171,7 @@ class LiveView:
             episode=facts.pop("episode", {}),
             step=step,
             prompt=board.prompt if board else "",
+            request=request,
             values=values,
             executed=executed.tolist(),
             health=_health(board),
@@ -184,7 +187,9 @@ class LiveView:
         self._board = None
 
 
-def _control(box: Mailbox, facts: dict[str, Any], *, source: Source, idle_s: float | None) -> tuple[str, str]:
+def _control(
+    box: Mailbox, facts: dict[str, Any], *, source: Source, idle_s: float | None, request: str = ""
+) -> tuple[str, str]:
     fault = facts.pop("fault", None)
     if fault:
         return "fault", fault
@@ -192,6 +197,8 @@ def _control(box: Mailbox, facts: dict[str, Any], *, source: Source, idle_s: flo
         return "fault", "the emergency stop was pressed"
     if idle_s is None or idle_s > _IDLE_S:
         return "idle", str(facts.get("phase", ""))
+    if request:
+        return "paused", request
     if box.control is Control.HOLDING:
         return "holding", "the driver's connection was lost: take over again, or press start"
     if box.control is Control.PAUSED:

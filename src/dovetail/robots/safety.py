@@ -189,6 +189,9 @@ class SafeRobot:
             self._on_measurement(observation)
         return observation
 
+    def largest_steps(self) -> Array:
+        return self._limiter.largest_steps.copy()
+
     def hold(self) -> Array:
         self._checked_age_ns()
         executed = self._forward(self._limiter.hold())

@@ -127,7 +127,8 @@ class InlineRuntime:
                 self.store.apply_new_labels()
             else:  # discarded: the caller asks for the same index again
                 continue
-            results.append(EpisodeResult(id=episode.id, score=EpisodeScore.of(episode), robot=_GROUP[0]))
+            score = self._assembly.score(episode) if purpose is Purpose.EVAL else EpisodeScore.of(episode)
+            results.append(EpisodeResult(id=episode.id, score=score, robot=_GROUP[0]))
         return {_GROUP: results}
 
     def _run_evaluation(self, index: int, num_episodes: int, weights: WeightSnapshot | None) -> Episode:

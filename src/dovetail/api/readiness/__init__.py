@@ -9,6 +9,8 @@ from dovetail.api.readiness.people import (
     label_help,
     people_findings,
     refuse_unready,
+    refuse_without_verdict,
+    verdict_findings,
 )
 from dovetail.api.readiness.rendering import RenderingCheck
 from dovetail.api.readiness.robot import robot_findings
@@ -23,6 +25,8 @@ __all__ = [
     "machine_findings",
     "people_findings",
     "refuse_unready",
+    "refuse_without_verdict",
     "robot_findings",
     "service_findings",
+    "verdict_findings",
 ]

@@ -8,11 +8,28 @@ from collections.abc import Iterator
 from dovetail.api.readiness.finding import Finding
 from dovetail.config.plugins import resolve
 from dovetail.config.schema import PluginSection, RunConfig
-from dovetail.core.abilities import AsksPerson, DrivenFromConsole, NeedsPackages, WrapsOperator
+from dovetail.core.abilities import (
+    AsksPerson,
+    ConfiguresTimeouts,
+    Demonstrates,
+    DrivenFromConsole,
+    NeedsPackages,
+    NeedsVerdict,
+    RepeatsOutcome,
+    WrapsOperator,
+)
 from dovetail.core.errors import UsageError
 from dovetail.runs.assembly.arms import arm_configs
 
-__all__ = ["asks_person", "console_is_needed", "label_help", "people_findings", "refuse_unready"]
+__all__ = [
+    "asks_person",
+    "console_is_needed",
+    "label_help",
+    "people_findings",
+    "refuse_unready",
+    "refuse_without_verdict",
+    "verdict_findings",
+]
 
 _CONSOLE_PACKAGE = "nicegui"
 
@@ -26,8 +43,51 @@ def people_findings(config: RunConfig) -> Iterator[Finding]:
         yield Finding(name="operator", ok=True, detail=", ".join(named))
     if console_is_needed(config):
         yield _console()
+    yield from verdict_findings(config)
     if asks_person(config):
         yield Finding(name="labels", ok=True, detail=f"a person gives them: {label_help('RUN')}")
+
+
+def verdict_findings(config: RunConfig) -> Iterator[Finding]:
+    """Who tells success, for a task that does not know it. Nothing for other tasks."""
+    for arm in arm_configs(config).values():
+        if arm.task is None or not (isinstance(arm.task.config, NeedsVerdict) and arm.task.config.needs_verdict):
+            continue
+        judges = [f"operator '{section.type}'" for section in _operators(arm) if _is_person(section.type)]
+        judges += [f"labeler '{labeler}'" for labeler in _asked_labelers(arm)]
+        yield Finding(
+            name="verdict",
+            ok=bool(judges),
+            detail=f"success is told by {' and '.join(judges)}"
+            if judges
+            else f"task '{arm.task.type}' does not know success, and no operator or labeler tells it",
+            remedy="Set operator.type to browser, keyboard, gamepad or pedal, or set labels to [classifier], [vlm] or [human]",
+        )
+
+
+def _is_person(operator: str) -> bool:
+    kind = resolve("operator", operator)
+    return isinstance(kind, Demonstrates) and kind.demonstrates
+
+
+def _asked_labelers(config: RunConfig) -> Iterator[str]:
+    """Labelers that look at an episode which nobody judged: those before one that is sure of a timeout."""
+    for section in config.labels:
+        kind = resolve("labeler", section.type)
+        if not (isinstance(kind, RepeatsOutcome) and kind.repeats_outcome):
+            yield section.type
+            continue
+        settings = section.config
+        sure = settings.timeout_confidence if isinstance(settings, ConfiguresTimeouts) else 1.0
+        if sure >= config.labeling.min_confidence and not config.labeling.cross_check:
+            return
+
+
+def refuse_without_verdict(config: RunConfig) -> None:
+    """Raise UsageError if nothing can tell success. For evaluations, which need nothing else of people."""
+    for finding in verdict_findings(config):
+        if not finding.ok:
+            raise UsageError(finding.line)
 
 
 def refuse_unready(config: RunConfig) -> None:

@@ -15,7 +15,7 @@ const NAMES = {
   fault: (state) => ({ title: "Stopped", detail: `Nothing moves: ${state.reason || "the arm has a fault"}. Check the arm, then press Acknowledge.` }),
   idle: (state) => ({ title: "Between episodes", detail: `Nothing moves until the next episode starts.${phase(state)}${labels(state)}` }),
   holding: () => ({ title: "Holding", detail: "Nothing moves: the connection to the driver was lost. Take over again, or press Start." }),
-  paused: (state) => state.episode?.purpose === "demo" && !state.step
+  paused: (state) => state.request ? { title: "Waiting for you", detail: `Nothing moves: ${state.request}.` } : state.episode?.purpose === "demo" && !state.step
     ? { title: "Waiting for you", detail: state.drive?.refusal ? `Nothing moves: this demonstration needs a person who drives, but ${state.drive.refusal}.` : "Nothing moves: this demonstration starts when you take over." }
     : { title: "Paused", detail: "Nothing moves: press Start to continue, or take over." },
   human: (state, me) => ({ title: driverTitle(state, me), detail: isMine(state, me) ? "The arm follows you. Release to hand back to the policy." : "The arm follows the operator." }),

@@ -13,10 +13,11 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
+from dovetail.core.abilities import BindsReset
 from dovetail.core.errors import RobotError
 from dovetail.core.specs import ArraySpec, RobotSpec
 from dovetail.core.types import Array, Observation
@@ -29,6 +30,7 @@ from dovetail.robots.sim_settings import SimRobotConfig
 __all__ = ["SceneTask", "SimRobot", "SimRobotConfig"]
 
 
+@runtime_checkable
 class SceneTask(Scene, Protocol):
     """A task with its own scene. `bind` gives it the world that was built from the scene."""
 
@@ -40,17 +42,23 @@ class SceneTask(Scene, Protocol):
 
 
 class SimRobot:
-    """An arm in a task's scene. Tasks reset it through `world`, then call `reset_reference`."""
+    """An arm in a task's scene. Tasks reset it through `world`, then call `reset_reference`. A task without a scene gets an
+    empty table."""
 
     Config = SimRobotConfig
 
     def __init__(
-        self, config: SimRobotConfig | None = None, *, task: SceneTask | None = None, scene: Scene | None = None
+        self,
+        config: SimRobotConfig | None = None,
+        *,
+        task: SceneTask | BindsReset | None = None,
+        scene: Scene | None = None,
     ) -> None:
         self.config = config = config or SimRobotConfig()
         arm = ARMS[config.arm]
-        self.world = World(arm=arm, scene=task or scene or EmptyScene(), timestep_s=config.timestep_s)
-        self._fixed_gripper = task.fixed_gripper if task else None
+        shown: Scene = task if isinstance(task, SceneTask) else scene or EmptyScene()
+        self.world = World(arm=arm, scene=shown, timestep_s=config.timestep_s)
+        self._fixed_gripper = task.fixed_gripper if isinstance(task, SceneTask) else None
         self.controller = _controller(config)
         width, height = config.image_size
         self._cameras = Cameras(world=self.world, names=config.images, width=width, height=height)
@@ -60,8 +68,10 @@ class SimRobot:
         self._next_buffer: Callable[[str], Array] | None = None
         self._viewer: Any = None
         self.controller.reset(self.world)
-        if task:
+        if isinstance(task, SceneTask):
             task.bind(self.world, robot=self._spec, on_reset=self.reset_reference)
+        elif isinstance(task, BindsReset):
+            task.bind_reset(self.reset_reference)
 
     @property
     def spec(self) -> RobotSpec:

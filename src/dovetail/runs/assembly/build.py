@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -25,9 +25,10 @@ from dovetail.core.abilities import (
 )
 from dovetail.core.clock import SimulatedClock
 from dovetail.core.contracts import Actor, Algorithm, Clock, Labeler, Operator, Policy, Replay, Task
-from dovetail.core.errors import UsageError
+from dovetail.core.errors import LabelError, UsageError
+from dovetail.core.figures import EpisodeScore
 from dovetail.core.specs import PolicySpec, RobotSpec, match
-from dovetail.core.types import Purpose
+from dovetail.core.types import Episode, Outcome, Purpose
 from dovetail.episodes.spool import Spool
 from dovetail.human.browser import ConsoleControl
 from dovetail.labels.chain import LabelerChain
@@ -127,6 +128,20 @@ class Assembly:
     def replay(self, folder: Path, *, keys: tuple[str, ...]) -> Replay:
         replay: Replay = self.config.replay.build(folder=folder, keys=keys)
         return replay
+
+    def score(self, episode: Episode) -> EpisodeScore:
+        """The score of an evaluation episode. If the task does not know success and no person judged it, the labelers do."""
+        score = EpisodeScore.of(episode)
+        if not self.workcell.needs_verdict or episode.outcome is not Outcome.TIMEOUT or episode.judgement is not None:
+            return score
+        chain = self.labeler_chain()
+        try:
+            state = chain.ask(episode)
+            while not state.finished:
+                state = chain.resume(episode, state)
+        except LabelError:  # for example, a server does not answer: nobody knows
+            return replace(score, success=None)
+        return replace(score, success=None if state.decided is None else state.decided.success)
 
     def actor_for(self, purpose: Purpose, *, spool: Spool | None = None, weights: Path | None = None) -> Actor:
         """The actor that runs episodes of a purpose, in this process or in several.

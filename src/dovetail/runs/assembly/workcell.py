@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
 from dovetail.config.plugins import resolve
 from dovetail.config.schema import PluginSection
 from dovetail.core.abilities import (
@@ -13,6 +15,8 @@ from dovetail.core.abilities import (
     ConfiguresRealtime,
     ConfiguresSpeed,
     Demonstrates,
+    NeedsVerdict,
+    PlansReset,
     Probes,
     WrapsOperator,
 )
@@ -21,7 +25,7 @@ from dovetail.core.contracts import Clock, Operator, Robot, SimulatedRobot, Task
 from dovetail.core.specs import match
 from dovetail.core.types import Array, Purpose
 from dovetail.human.browser import ConsoleControl, OperatorWithConsole
-from dovetail.human.device import DeviceOperator, OperatorWithStop
+from dovetail.human.device import DeviceOperator, OperatorWithStop, VerdictsOnly
 from dovetail.human.mailbox import Mailbox
 from dovetail.human.none import NoOperator
 from dovetail.human.scripted import Demonstrator
@@ -49,6 +53,11 @@ class Workcell:
         return HiddenSuccess(self.task) if self.hides_success and purpose is Purpose.ONLINE else self.task
 
     @property
+    def needs_verdict(self) -> bool:
+        """Whether the task leaves success to a person or a labeler."""
+        return isinstance(self.task, NeedsVerdict) and self.task.needs_verdict
+
+    @property
     def driver(self) -> Robot:
         """The robot without the safety filter. Only `stop()` and its abilities may be used."""
         return self._raw
@@ -61,14 +70,17 @@ class Workcell:
     def operator(
         self, purpose: Purpose, section: PluginSection, *, demo_noise: float, console: ConsoleControl | None = None
     ) -> Operator:
-        """The operator for a purpose. A person or the task's expert demonstrates; in an evaluation no operator takes over.
+        """The operator for a purpose. A person or the task's expert demonstrates; in an evaluation no operator takes over, but
+        a person judges it if the task does not.
 
         The console's operator, if given, has precedence.
         """
-        by_person = demonstrates(section)
+        by_person, may_judge = demonstrates(section), purpose is Purpose.EVAL and self.needs_verdict
         operator: Operator
         if purpose is Purpose.DEMO and not by_person:
             operator = self._stoppable(Demonstrator(task=self.task, noise=demo_noise), section)
+        elif may_judge and by_person:
+            operator = VerdictsOnly(self._device(section) or self._build_operator(section, self.task))
         elif purpose is Purpose.EVAL:
             operator = self._stoppable(NoOperator(), section)
         else:
@@ -79,6 +91,7 @@ class Workcell:
             operator,
             console,
             may_drive=purpose is not Purpose.EVAL,
+            may_judge=may_judge,
             demonstrates=purpose is Purpose.DEMO and by_person,
         )
 
@@ -161,6 +174,8 @@ def build_workcell(
         clock = RealClock()
     safe = SafeRobot(raw, safety, clock, name=name)
     match(safe.spec, task=job.spec)
+    if isinstance(job, PlansReset):
+        job.reset_steps(safe.spec, rng=np.random.default_rng(0))  # refuses a robot that cannot execute them
     return Workcell(task=job, robot=safe, clock=clock, _raw=raw, hides_success=hides_success)
 
 

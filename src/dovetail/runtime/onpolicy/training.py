@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from dovetail.config.schema import DEFAULT_SECTIONS, PluginSection, RunConfig
-from dovetail.core.abilities import ConfiguresNormalization
+from dovetail.core.abilities import ConfiguresNormalization, NeedsVerdict
 from dovetail.core.errors import CheckpointError, FailureError, UsageError
 from dovetail.core.figures import EpisodeScore
 from dovetail.core.types import Array
@@ -213,6 +213,10 @@ def check_on_policy(config: RunConfig, *, has_demos: bool = False) -> None:
     if config.labels != [labeler]:
         raise UsageError(
             "on-policy learning uses the task's own reward at every tick: remove `labels` and set task.reward"
+        )
+    if config.task is not None and isinstance(config.task.config, NeedsVerdict):
+        raise UsageError(
+            f"on-policy learning uses the task's own reward, and task '{config.task.type}' has none: use another algorithm"
         )
     if config.labeling.hide_success:
         raise UsageError("on-policy learning uses the task's own reward: set labeling.hide_success=false")

@@ -226,10 +226,15 @@ class RobotRole(Role):
         return {
             "id": None if episode is None else episode.id,
             "outcome": outcome,
-            "score": nothing if episode is None else EpisodeScore.of(episode),
+            "score": nothing if episode is None else self._score(purpose, episode),
             "stopped": robot.stopped,
             "problem": self.problem,
         }
+
+    def _score(self, purpose: Purpose, episode: Episode) -> EpisodeScore:
+        if purpose is Purpose.EVAL and self._assembly is not None and episode.outcome is not Outcome.ABORTED:
+            return self._assembly.score(episode)
+        return EpisodeScore.of(episode)
 
     def _read_acknowledgement(self) -> None:
         """Continue after a fault for which the arm does not wait: a person has checked it."""
