@@ -41,7 +41,7 @@ def test_fake_task_passes_gymnasiums_checks() -> None:
 
 
 def test_every_task_is_registered_once() -> None:
-    assert set(ENVS.values()) == set(BUILTIN["task"])
+    assert set(ENVS.values()) == set(BUILTIN["task"]) - {"table"}  # a table has no simulated success
     register()
     register()
     assert set(ENVS) <= set(gymnasium.registry)
