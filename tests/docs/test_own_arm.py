@@ -72,7 +72,12 @@ def test_server_of_the_page_serves_the_plain_class(lab: Path, capsys: pytest.Cap
         address = next(found[1] for line in process.stderr if (found := re.search(r"'acme' at (\S+)", line)))
         token = str(computer / "robot.token")
         assert main(["robot", "spec", address, "--token-file", token, "--out", "acme-robot.yaml"]) == 0
-        section = yaml.safe_load(Path("acme-robot.yaml").read_text())
+        text = Path("acme-robot.yaml").read_text()
+        assert (
+            text.replace(address, "192.168.1.5:7412").replace(token, "robot.token")
+            == files(PAGE)["acme-robot.yaml"]
+        )
+        section = yaml.safe_load(text)
         section["robot"] |= {"timeout_s": 5.0, "max_clock_error_s": 1.0}  # this machine may be busy
         Path("acme-robot.yaml").write_text(yaml.safe_dump(section))
         assert main(["robot", "show", "acme-robot.yaml", "--once"]) == 0

@@ -41,6 +41,8 @@ class Person:
         return HumanInput(action=self._action(observation), event=event)
 
     def _action(self, observation: Observation) -> Any:
-        action = np.concatenate((observation.values["joint_pos"], observation.values["gripper"])).astype(np.float32)
+        action = np.concatenate((observation.values["joint_pos"], observation.values["gripper"])).astype(
+            np.float32
+        )
         action[0] += 0.04
         return action

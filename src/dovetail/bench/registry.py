@@ -37,7 +37,9 @@ BENCHES: Mapping[str, Entry] = MappingProxyType(
         "stop": Entry(
             "dovetail.bench.stop", "time from STOP to the arm, from every source, wherever a run is stuck"
         ),
-        "robots": Entry("dovetail.bench.robots", "latency and jitter of each driver, late ticks at 50 Hz under load"),
+        "robots": Entry(
+            "dovetail.bench.robots", "latency and jitter of each driver, late ticks at 50 Hz under load"
+        ),
         "replay": Entry("dovetail.bench.replay", "batches of images per second, against memcpy"),
         "images": Entry("dovetail.bench.images", "size, quality and speed of the codecs for recorded images"),
         "vla": Entry(
