@@ -73,13 +73,14 @@ def test_builtin_names_follow_one_pattern() -> None:
         (
             "task",
             "peg-insertoin",
-            "no task named 'peg-insertoin'. Did you mean 'peg_insertion'? Valid: cap_tightening, charger, peg_insertion, "
-            "pick_place, push_cube, table_cleanup. For your own class, write package.module:Class",
+            "no task named 'peg-insertoin'. Did you mean 'peg_insertion'? "
+            f"Valid: {', '.join(sorted(BUILTIN['task']))}. For your own class, write package.module:Class",
         ),
         (
             "robot",
-            "franka",
-            "no robot named 'franka'. Valid: gym, sim. For your own class, write package.module:Class",
+            "zzz",
+            f"no robot named 'zzz'. Valid: {', '.join(sorted(BUILTIN['robot']))}. "
+            "For your own class, write package.module:Class",
         ),
         ("taks", "x", "there is no plugin kind 'taks'. Did you mean 'task'?"),
         (
