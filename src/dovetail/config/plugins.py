@@ -53,6 +53,11 @@ BUILTIN: dict[str, dict[str, str]] = {
         "sim": "dovetail.robots.sim.robot:SimRobot",
         "gym": "dovetail.robots.gym:GymRobot",
     },
+    "camera": {
+        "v4l2": "dovetail.robots.cameras.v4l2:V4l2Camera",
+        "video": "dovetail.robots.cameras.video:VideoCamera",
+        "realsense": "dovetail.robots.cameras.realsense:RealsenseCamera",
+    },
     "operator": {
         "none": "dovetail.human.none:NoOperator",
         "scripted": "dovetail.human.scripted:ScriptedOperator",
@@ -142,6 +147,7 @@ KINDS = tuple(BUILTIN)
 _CONTRACTS: dict[str, type] = {
     "task": contracts.Task,
     "robot": contracts.Robot,
+    "camera": contracts.Camera,
     "operator": contracts.Operator,
     "actor": contracts.Actor,
     "policy": contracts.Policy,
