@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from fractions import Fraction
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self
 
 import numpy as np
-from pydantic import Field
+from pydantic import Field, model_validator
+from pydantic_core import PydanticCustomError
 
 from dovetail.config.model import Config
 from dovetail.core.errors import RobotError
@@ -18,7 +19,15 @@ if TYPE_CHECKING:
     from av import VideoFrame
     from av.filter import Graph
 
-__all__ = ["Crop", "PictureConfig", "PictureConverter", "Side", "image_spec"]
+__all__ = [
+    "Crop",
+    "DevicePictureConfig",
+    "PictureConfig",
+    "PictureConverter",
+    "Side",
+    "image_spec",
+    "to_depth_image",
+]
 
 Side = Annotated[int, Field(ge=1, le=8192)]
 Crop = tuple[Annotated[int, Field(ge=0)], Annotated[int, Field(ge=0)], Side, Side]
@@ -46,6 +55,25 @@ class PictureConfig(Config):
         """The size before the rotation."""
         width, height = self.size
         return (height, width) if self.rotate in (90, 270) else (width, height)
+
+
+class DevicePictureConfig(PictureConfig):
+    """Settings of a camera that can capture in several sizes."""
+
+    capture_size: tuple[Side, Side] | None = None
+    """Width and height that the device captures. Null: `size`, before the rotation. Needed with `crop`."""
+
+    @model_validator(mode="after")
+    def _crop_of_known_size(self) -> Self:
+        if self.crop is not None and self.capture_size is None:
+            raise PydanticCustomError(
+                "crop", "crop needs capture_size: the width and height that the device captures"
+            )
+        return self
+
+    @property
+    def captured_size(self) -> tuple[int, int]:
+        return self.capture_size or self.turned_size
 
 
 def image_spec(config: PictureConfig) -> ArraySpec:
@@ -108,6 +136,20 @@ class PictureConverter:
             last = node
         graph.configure()
         return graph
+
+
+def to_depth_image(depth: Array, config: PictureConfig) -> Array:
+    """Crop, rotate and resize depth [H, W] to [H, W, 1]. Takes the nearest pixel: a mean of two depths is neither."""
+    if config.crop is not None:
+        x, y, width, height = config.crop
+        depth = depth[y : y + height, x : x + width]
+    depth = np.rot90(depth, -config.rotate // 90)
+    width, height = config.size
+    if depth.shape != (height, width):
+        rows = (np.arange(height) * 2 + 1) * depth.shape[0] // (2 * height)
+        columns = (np.arange(width) * 2 + 1) * depth.shape[1] // (2 * width)
+        depth = depth[rows[:, None], columns]
+    return np.ascontiguousarray(depth)[:, :, None]
 
 
 def _rgb_view(picture: VideoFrame) -> Array:

@@ -1,5 +1,5 @@
-"""The arms of a run by name. Arms with the same task, robot, cameras and operator form a group that shares demonstrations and
-evaluations."""
+"""The arms of a run by name. Arms with the same task, robot, cameras and operator form a group that shares demonstrations
+and evaluations."""
 
 from __future__ import annotations
 
