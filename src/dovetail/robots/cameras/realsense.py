@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any, ClassVar
 
 import numpy as np
@@ -104,7 +104,7 @@ class RealsenseCamera(ThreadedCamera):
                 if stopping.wait(_POLL_S) or time.monotonic() > end_s:
                     raise
 
-    def _chosen(self, device: Any) -> list[tuple[Any, Sequence[Any]]]:
+    def _chosen(self, device: Any) -> list[tuple[Any, list[Any]]]:
         """The sensors to open, each with its streams. A D405 has one sensor for both streams."""
         rs, config = _library(), self._config
         wanted = {rs.stream.color: rs.format.rgb8} | ({rs.stream.depth: rs.format.z16} if config.depth else {})
@@ -148,7 +148,7 @@ class RealsenseCamera(ThreadedCamera):
             arrived, frames = syncer.try_wait_for_frames(round(1e3 * _POLL_S))
             now_ns = time.monotonic_ns()
             color = frames.get_color_frame() if arrived else None
-            depth = frames.get_depth_frame() if arrived and config.depth else None
+            depth: Any = frames.get_depth_frame() if arrived and config.depth else None
             if not color or (config.depth and not depth):
                 if not device.is_connected():
                     raise RobotError("it was unplugged")
