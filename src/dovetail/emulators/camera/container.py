@@ -23,11 +23,13 @@ class ContainerWriter:
         self._stream.pix_fmt = "yuvj422p"
         self._stream.time_base = _TIME_BASE
         self._container.start_encoding()
+        self._last = -1
 
     def write(self, jpeg: bytes, stamp_ns: int) -> None:
         packet = av.Packet(jpeg)
         packet.stream, packet.time_base = self._stream, _TIME_BASE
-        packet.pts = packet.dts = stamp_ns // 1000
+        self._last = max(stamp_ns // 1000, self._last + 1)  # a container's time never goes back: it stands still
+        packet.pts = packet.dts = self._last
         packet.is_keyframe = True
         self._container.mux(packet)
 

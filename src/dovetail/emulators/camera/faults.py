@@ -21,8 +21,8 @@ FAULTS: tuple[str, ...] = get_args(FaultName)
 class Fault:
     """`freeze`: sends nothing, connections stay open. `repeat`: sends one picture again and again. `drop`: leaves out 9 of
     10 frames. `late`: sends pictures that are `amount_s` old. `garbage`: random bytes instead of a JPEG. `half`: the first
-    half of a JPEG. `size`: pictures of half the size. `disconnect`: closes connections and refuses new ones. `lie`: wrong
-    time stamps by `amount_s` (only the stream with time stamps has some)."""
+    half of a JPEG. `size`: pictures of half the size. `disconnect`: closes connections and refuses new ones. `lie`: time
+    stamps that are `amount_s` ahead; below 0 they stand still (only the stream with time stamps has some)."""
 
     name: str = "none"
     until_s: float = float("inf")  # by the monotonic clock

@@ -57,7 +57,7 @@ class CameraEmulatorConfig(Config):
     fault_s: float | None = Field(default=None, gt=0)
     """For how many seconds; null: from then on."""
     fault_amount_s: float = 3600.0
-    """For `late` and `lie`: by how many seconds."""
+    """For `late` and `lie`: by how many seconds. `lie` below 0: the time stamps stand still."""
     seed: int = 0
     """Seed of dropped frames and random bytes."""
 

@@ -106,6 +106,8 @@ class Capture(ThreadedCamera):
                 for picture in pictures[-1:]:
                     num_bad = 0
                     yield picture, time_ns
+            if pace is not None:
+                pace.wait_for_end()
         except av.FFmpegError as error:
             raise RobotError(f"{self._source.label} does not answer: {_reason(error, self._source)}") from error
 
@@ -116,15 +118,21 @@ class _Pace:
     def __init__(self, stopping: threading.Event) -> None:
         self._stopping = stopping
         self._offset_ns: int | None = None  # of our clock, from the file's
+        self._last_ns = self._interval_ns = 0
 
     def wait(self, stamp_ns: int | None) -> bool:
         """Wait until the frame is due. False: the camera is closing."""
         if stamp_ns is None:
             return True
         if self._offset_ns is None:
-            self._offset_ns = time.monotonic_ns() - stamp_ns
+            self._offset_ns, self._last_ns = time.monotonic_ns() - stamp_ns, stamp_ns
+        self._last_ns, self._interval_ns = stamp_ns, stamp_ns - self._last_ns
         left_s = (self._offset_ns + stamp_ns - time.monotonic_ns()) / NS_PER_S
         return not self._stopping.wait(left_s) if left_s > 0 else True
+
+    def wait_for_end(self) -> None:
+        """Show the last frame as long as the one before it."""
+        self.wait(self._last_ns + self._interval_ns)
 
 
 def _stamp_ns(packet: Packet[Any]) -> int | None:

@@ -74,7 +74,8 @@ class VideoCamera(Capture):
         if parts.scheme == "rtsp":
             options |= {"rtsp_transport": "tcp"}
         source = VideoSource(
-            url=str(Path(config.url.removeprefix("file://")).expanduser()) if is_file else config.url,
+            # `file:` in front, so that FFmpeg reads no name as another protocol
+            url=f"file:{Path(config.url.removeprefix('file://')).expanduser()}" if is_file else config.url,
             label=_without_password(parts, config.url),
             options=options,
             times=StreamTimes if config.timestamps == "stream" and not is_file else None,
