@@ -62,14 +62,14 @@ class RealsenseCamera(ThreadedCamera):
         device = self._find_device()
         if self._config.reset_at_start:
             device = self._reset(device, stopping)
-        syncer, opened = rs.syncer(2), []
+        queue, opened = rs.frame_queue(4), []
         try:
             for sensor, profiles in self._chosen(device):
                 self._set_depth_unit(sensor)
                 sensor.open(profiles)
                 opened.append(sensor)
-                sensor.start(syncer)
-            yield from self._received(device, syncer, stopping)
+                sensor.start(queue)
+            yield from self._received(device, queue, stopping)
         except RuntimeError as error:  # the library's only exception
             raise RobotError(f"the RealSense library reports: {error}") from error
         finally:
@@ -139,36 +139,76 @@ class RealsenseCamera(ThreadedCamera):
         if not np.isclose(unit_m, wanted, rtol=1e-4):
             raise RobotError(f"its depth unit is {unit_m:g} m, not depth_unit_m {wanted:g}: change the setting")
 
-    def _received(self, device: Any, syncer: Any, stopping: threading.Event) -> Iterator[Frame]:
+    def _received(self, device: Any, queue: Any, stopping: threading.Event) -> Iterator[Frame]:
         rs, config = _library(), self._config
-        align = rs.align(rs.stream.color) if config.depth and config.align_depth else None
+        aligner = _Aligner() if config.depth and config.align_depth else None
         converter, times = PictureConverter(config, captured_size=config.captured_size), StreamTimes()
+        pair = _Pair(max_apart_ms=500.0 / config.fps if config.depth else None)
         last_s = time.monotonic()
         while not stopping.is_set():
-            arrived, frames = syncer.try_wait_for_frames(round(1e3 * _POLL_S))
+            arrived, frame = queue.try_wait_for_frame(round(1e3 * _POLL_S))
             now_ns = time.monotonic_ns()
-            color = frames.get_color_frame() if arrived else None
-            depth: Any = frames.get_depth_frame() if arrived and config.depth else None
-            if not color or (config.depth and not depth):
+            if not (arrived and pair.add(frame, is_depth=frame.get_profile().stream_type() == rs.stream.depth)):
                 if not device.is_connected():
                     raise RobotError("it was unplugged")
                 if time.monotonic() - last_s > config.timeout_s:
                     raise RobotError(f"no frame for {config.timeout_s:g} s. Try reset_at_start: true")
                 continue
             last_s = time.monotonic()
-            time_ns = times.capture_ns(round(color.get_timestamp() * _NS_PER_MS), arrived_ns=now_ns)
-            images = {self.name: _to_color_image(color, converter)}
+            time_ns = times.capture_ns(round(pair.color.get_timestamp() * _NS_PER_MS), arrived_ns=now_ns)
+            images = {self.name: _to_color_image(pair.color, converter)}
             if config.depth:
-                aligned = align.process(frames).get_depth_frame() if align is not None else depth
-                images[f"{self.name}_depth"] = to_depth_image(np.array(aligned.get_data()), config)
+                depth = aligner.align(pair.color, pair.depth) if aligner is not None else pair.depth
+                # a copy: the library reuses the memory of its frames
+                images[f"{self.name}_depth"] = to_depth_image(np.array(depth.as_video_frame().get_data()), config)
             yield Frame(time_ns=time_ns, images=images)
+
+
+class _Pair:
+    """The newest color frame and the depth frame of the same moment. The library's own syncer may give them apart."""
+
+    def __init__(self, *, max_apart_ms: float | None) -> None:
+        self._max_apart_ms = max_apart_ms  # None: color alone
+        self.color: Any = None
+        self.depth: Any = None
+
+    def add(self, frame: Any, *, is_depth: bool) -> bool:
+        """Whether the frame completes a new pair."""
+        if is_depth:
+            self.depth = frame
+        else:
+            self.color = frame
+        if self._max_apart_ms is None:
+            return not is_depth
+        if self.color is None or self.depth is None:
+            return False
+        return bool(abs(self.color.get_timestamp() - self.depth.get_timestamp()) <= self._max_apart_ms)
+
+
+class _Aligner:
+    """Computes the depth of each color pixel."""
+
+    def __init__(self) -> None:
+        rs = _library()
+        self._align, self._queue = rs.align(rs.stream.color), rs.frame_queue(1)
+        self._frames: list[Any] = []
+        self._block = rs.processing_block(self._join)
+        self._block.start(self._queue)
+
+    def align(self, color: Any, depth: Any) -> Any:
+        self._frames = [color, depth]
+        self._block.invoke(color)
+        return self._align.process(self._queue.wait_for_frame(1000).as_frameset()).get_depth_frame()
+
+    def _join(self, frame: Any, source: Any) -> None:
+        source.frame_ready(source.allocate_composite_frame(self._frames))
 
 
 def _to_color_image(color: Any, converter: PictureConverter) -> Array:
     import av
 
-    # a copy: the library reuses the memory of its frames
-    return converter.convert(av.VideoFrame.from_ndarray(np.asarray(color.get_data()), format="rgb24"))
+    # `from_ndarray` copies: the library reuses the memory of its frames
+    return converter.convert(av.VideoFrame.from_ndarray(np.asarray(color.as_video_frame().get_data()), format="rgb24"))
 
 
 def _profile(sensor: Any, stream: Any, format: Any, config: RealsenseConfig) -> Any:
