@@ -64,9 +64,7 @@ def _check_spec(spec: Mapping[str, ArraySpec], name: str) -> None:
             f"image '{key}' of camera '{name}' should have a name that is '{name}' or starts with '{name}_'",
         )
         proper = len(image.shape) == 3 and (image.dtype, image.shape[-1]) in (("uint8", 3), ("uint16", 1))
-        expect(
-            proper, f"image '{key}' is {image.describe()}: color is uint8 [H, W, 3], depth is uint16 [H, W, 1]"
-        )
+        expect(proper, f"image '{key}' is {image.describe()}: color is uint8 [H, W, 3], depth is uint16 [H, W, 1]")
 
 
 def _expect_error(camera: Camera, when: str) -> None:
@@ -83,12 +81,16 @@ def _check_whole_frame(camera: Camera) -> None:
     for _ in range(_NUM_TRIES):
         rings = {key: np.zeros((3, *image.shape), image.dtype) for key, image in camera.spec.items()}
         low = {key: ring[1] for key, ring in rings.items()}
-        high = {key: np.full(image.shape, np.iinfo(image.dtype).max, image.dtype) for key, image in camera.spec.items()}
+        high = {
+            key: np.full(image.shape, np.iinfo(image.dtype).max, image.dtype) for key, image in camera.spec.items()
+        }
         first_ns, second_ns = camera.read(low), camera.read(high)
         for key, ring in rings.items():
             expect(not ring[0].any() and not ring[2].any(), f"read() wrote outside the given array of '{key}'")
         if first_ns == second_ns:
-            expect_same(low, high, "two reads of the frame with one capture time differ, or leave pixels unwritten")
+            expect_same(
+                low, high, "two reads of the frame with one capture time differ, or leave pixels unwritten"
+            )
             return
     raise AssertionError("two read() calls in a row never gave the same frame: each frame has one capture time")
 

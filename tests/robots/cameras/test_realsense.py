@@ -123,7 +123,13 @@ def test_color_and_depth_of_one_moment_come_together(software, read, align_depth
 
 def test_images_are_cropped_rotated_and_resized_alike(software, read):
     camera = OnSoftware(
-        software, depth=True, align_depth=False, capture_size=[WIDTH, HEIGHT], crop=[16, 8, 32, 32], rotate=90, size=[16, 16]
+        software,
+        depth=True,
+        align_depth=False,
+        capture_size=[WIDTH, HEIGHT],
+        crop=[16, 8, 32, 32],
+        rotate=90,
+        size=[16, 16],
     )
     try:
         camera.start()
@@ -153,7 +159,9 @@ def test_camera_that_gives_no_frames_is_lost(software):
 
 
 def test_mode_that_the_camera_lacks_is_one_line(software):
-    with pytest.raises(RobotError, match=r"camera 'front': it has no color stream of 640x480 at 30 fps. Set capture_size"):
+    with pytest.raises(
+        RobotError, match=r"camera 'front': it has no color stream of 640x480 at 30 fps. Set capture_size"
+    ):
         OnSoftware(software, size=[640, 480]).start()
 
 
@@ -169,7 +177,9 @@ def test_depth_unit_is_set_on_the_camera(software):
 
 def test_missing_camera_is_one_line():
     camera = RealsenseCamera(RealsenseConfig(serial="99"), name="wrist")
-    with pytest.raises(RobotError, match=r"^camera 'wrist': RealSense 99 is not connected, no RealSense camera. Check"):
+    with pytest.raises(
+        RobotError, match=r"^camera 'wrist': RealSense 99 is not connected, no RealSense camera. Check"
+    ):
         camera.start()
     with pytest.raises(RobotError, match=r"^camera 'wrist': no RealSense camera is connected. Check the cable$"):
         RealsenseCamera(RealsenseConfig(), name="wrist").start()

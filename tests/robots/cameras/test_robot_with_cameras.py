@@ -76,7 +76,9 @@ def test_robot_without_cameras_is_the_robot_itself():
 def test_names_that_clash_are_refused():
     with pytest.raises(UsageError, match="camera 'gripper' and robot 'live_arm' both have an observation"):
         RobotWithCameras.around(arm(), {"gripper": HandCamera("gripper")})
-    with pytest.raises(UsageError, match="camera 'front_depth' and robot .* both have an observation 'front_depth'"):
+    with pytest.raises(
+        UsageError, match=r"camera 'front_depth' and robot .* both have an observation 'front_depth'"
+    ):
         RobotWithCameras.around(
             arm(), {"front": HandCamera("front", depth=True), "front_depth": HandCamera("front_depth")}
         )
@@ -129,7 +131,9 @@ def test_each_frame_is_written_once_into_the_given_buffer():
     assert np.shares_memory(again.values["front"], ring[0]) and camera.num_reads == 1, "the same frame"
     camera.show(2)
     new = robot.observe().values["front"]
-    assert np.shares_memory(new, ring[1]) and (ring[1] == 2).all() and (ring[0] == 1).all() and camera.num_reads == 2
+    assert (
+        np.shares_memory(new, ring[1]) and (ring[1] == 2).all() and (ring[0] == 1).all() and camera.num_reads == 2
+    )
 
 
 def test_observation_keeps_its_image_without_buffers():
@@ -158,7 +162,7 @@ def test_lost_camera_stops_the_robot_with_its_name_and_starts_again_after_acknow
     robot = SafeRobot(RobotWithCameras.around(arm(), {"front": camera}), SafetyConfig(), RealClock())
     robot.observe()
     camera.problem = error
-    with pytest.raises(RobotFault, match="camera 'front'.*unplugged"):
+    with pytest.raises(RobotFault, match=r"camera 'front'.*unplugged"):
         robot.observe()
     camera.problem = None
     camera.show(3)
@@ -176,7 +180,7 @@ def test_old_frame_holds_and_then_stops_with_the_camera_name():
     robot.send(np.full(robot.spec.action.shape, 0.001, np.float32))
     assert robot.last_report.held
     camera.show(3, age_s=2.5)
-    with pytest.raises(RobotFault, match="the newest frame of 'front' is 2.5"):
+    with pytest.raises(RobotFault, match=r"the newest frame of 'front' is 2\.5"):
         robot.observe()
 
 

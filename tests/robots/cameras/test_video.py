@@ -115,7 +115,9 @@ def test_image_of_the_same_size_is_the_picture_itself(tmp_path, open_video, read
 
 def test_crop_outside_the_picture_is_one_line(file, open_video):
     camera = open_video(file, crop=[100, 0, 100, 100])
-    with pytest.raises(RobotError, match=r"^camera 'front': crop \[100, 0, 100, 100\] is outside its picture of 160x120$"):
+    with pytest.raises(
+        RobotError, match=r"^camera 'front': crop \[100, 0, 100, 100\] is outside its picture of 160x120$"
+    ):
         camera.start()
 
 

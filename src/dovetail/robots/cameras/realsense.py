@@ -208,7 +208,9 @@ def _to_color_image(color: Any, converter: PictureConverter) -> Array:
     import av
 
     # `from_ndarray` copies: the library reuses the memory of its frames
-    return converter.convert(av.VideoFrame.from_ndarray(np.asarray(color.as_video_frame().get_data()), format="rgb24"))
+    return converter.convert(
+        av.VideoFrame.from_ndarray(np.asarray(color.as_video_frame().get_data()), format="rgb24")
+    )
 
 
 def _profile(sensor: Any, stream: Any, format: Any, config: RealsenseConfig) -> Any:
