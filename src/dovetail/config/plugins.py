@@ -198,7 +198,7 @@ def resolve(kind: str, name: str) -> type:
     return _load(locate(kind, name))
 
 
-def build(kind: str, name: str, config: Config, **handles: Any) -> Any:
+def build(kind: str, name: str, config: Config, /, **handles: Any) -> Any:
     """Construct a plugin. Raises PluginError if its constructor has other parameters, or if it lacks members of its
     contract."""
     plugin, what = resolve(kind, name), f"{kind} '{normalize_name(name)}'"
