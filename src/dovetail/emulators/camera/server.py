@@ -94,6 +94,11 @@ class CameraEmulator:
         if fault == "disconnect" and self._server is not None and not after_s:
             self._server.close_connections()
 
+    @property
+    def num_streams(self) -> int:
+        """Connections that are open now."""
+        return 0 if self._server is None else self._server.num_connections
+
     def capture_ns(self, frame: int) -> int:
         """When a frame was captured, by this machine's monotonic clock."""
         return self._began_ns + round(frame * NS_PER_S / self.config.fps)
@@ -204,6 +209,11 @@ class _Server(ThreadingHTTPServer):
     def remove(self, connection: socket.socket) -> None:
         with self._lock:
             self._connections.discard(connection)
+
+    @property
+    def num_connections(self) -> int:
+        with self._lock:
+            return len(self._connections)
 
     def close_connections(self) -> None:
         with self._lock:

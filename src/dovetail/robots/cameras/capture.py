@@ -41,7 +41,8 @@ class Capture(ThreadedCamera):
     """A camera that FFmpeg reads. Frames that cannot be decoded are left out; many in a row are a lost camera."""
 
     def __init__(self, config: PictureConfig, source: VideoSource, *, name: str) -> None:
-        super().__init__(name=name, spec={name: image_spec(config)}, timeout_s=config.timeout_s)
+        # twice the time: opening the device and its first frame may each take `timeout_s`
+        super().__init__(name=name, spec={name: image_spec(config)}, start_timeout_s=2.0 * config.timeout_s)
         self._picture_config, self._source = config, source
 
     def _frames(self, stopping: threading.Event) -> Iterator[Frame]:

@@ -42,10 +42,11 @@ class FrameStatistics(NamedTuple):
 class ThreadedCamera:
     """See the Camera contract. A subclass gives `_frames`; an exception there, or its end, is a lost camera."""
 
-    def __init__(self, *, name: str, spec: Mapping[str, ArraySpec], timeout_s: float) -> None:
+    def __init__(self, *, name: str, spec: Mapping[str, ArraySpec], start_timeout_s: float) -> None:
+        """`start_timeout_s`: until the first frame. The control process is killed after `actor.tick_timeout_s` (30 s)."""
         self.name = name
         self._spec = dict(spec)
-        self._timeout_s = timeout_s
+        self._start_timeout_s = start_timeout_s
         self._session: _Session | None = None
 
     @property
@@ -63,10 +64,9 @@ class ThreadedCamera:
         self.close()
         self._session = session = _Session(self)
         session.thread.start()
-        # twice the time: opening the device and its first frame may each take `timeout_s`
-        if not session.changed.wait(2.0 * self._timeout_s) or session.newest is None:
+        if not session.changed.wait(self._start_timeout_s) or session.newest is None:
             problem = (
-                session.problem or f"no frame within {2.0 * self._timeout_s:g} s. Check the device and its cable"
+                session.problem or f"no frame within {self._start_timeout_s:g} s. Check the device and its cable"
             )
             self.close()
             raise RobotError(f"camera '{self.name}': {problem}")

@@ -52,9 +52,8 @@ class RealsenseCamera(ThreadedCamera):
         spec = {name: color}
         if config.depth:
             spec[f"{name}_depth"] = ArraySpec(shape=(*color.shape[:2], 1), dtype="uint16")
-        super().__init__(
-            name=name, spec=spec, timeout_s=config.timeout_s + (_RESET_S if config.reset_at_start else 0.0)
-        )
+        reset_s = _RESET_S if config.reset_at_start else 0.0
+        super().__init__(name=name, spec=spec, start_timeout_s=2.0 * config.timeout_s + reset_s)
         self._config = config
 
     def _frames(self, stopping: threading.Event) -> Iterator[Frame]:
@@ -95,8 +94,8 @@ class RealsenseCamera(ThreadedCamera):
     def _reset(self, device: Any, stopping: threading.Event) -> Any:
         """Reset the device and return it when it is back: it leaves the bus and gets a new handle."""
         device.hardware_reset()
-        stopping.wait(2.0)
         end_s = time.monotonic() + _RESET_S
+        stopping.wait(2.0)  # until it has left the bus
         while True:
             try:
                 return self._find_device()
