@@ -100,7 +100,8 @@ def _assembly_problems(assembly: Assembly) -> list[DovetailError]:
             if config.run.demos and not demonstrates(config.operator):
                 assembly.task.expert()  # it must have one
         with _collected(problems):
-            if any(spec.is_image for spec in assembly.robot.spec.observation.values()):
+            is_elsewhere = bool(config.cluster.machines and config.cameras)  # maybe at another machine
+            if any(spec.is_image for spec in assembly.robot.spec.observation.values()) and not is_elsewhere:
                 _render_once(assembly)
     finally:
         assembly.close()

@@ -5,6 +5,7 @@ import time
 import numpy as np
 import pytest
 
+from dovetail.actor.board import Board, BoardLayout
 from dovetail.core.abilities import Closes, HasWorld, IndependentStop, Probes, UsesBuffers
 from dovetail.core.clock import NS_PER_S, RealClock, SimulatedClock
 from dovetail.core.contracts import Robot, SimulatedRobot
@@ -194,3 +195,24 @@ def test_capture_times_follow_the_clock_of_a_simulated_robot():
     assert (clock.now_ns() - seen.captured_ns["front"]) / NS_PER_S == pytest.approx(0.1, abs=0.05)
     clock.sleep_until(round(0.4 * NS_PER_S))
     assert raw.observe().captured_ns == seen.captured_ns, "the time of one frame does not change"
+
+
+def test_frame_on_the_board_is_the_memory_that_the_camera_wrote():
+    """One copy: the board finds the frame where it would have copied it to."""
+    camera = HandCamera()
+    robot = RobotWithCameras.around(arm(), {"front": camera})
+    board = Board(BoardLayout.of(robot.spec, extras={}, horizon=1, num_rows=4))
+    robot.use_buffers(board.frame_buffer)
+    written = []
+    read = camera.read
+    camera.read = lambda into: (written.append(into["front"]), read(into))[1]
+    for value in range(1, 8):
+        camera.show(value)
+        row = board.observe(robot.observe())
+        assert np.shares_memory(board.observation(row).values["front"], written[-1])
+        again = board.observe(robot.observe())
+        assert np.shares_memory(board.observation(again).values["front"], written[-1]), (
+            "the same frame, not copied"
+        )
+        assert (board.observation(again).values["front"] == value).all()
+    assert len(written) == 7
