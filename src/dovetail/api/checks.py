@@ -65,7 +65,7 @@ def _operator_problem(config: RunConfig, problems: list[DovetailError]) -> Itera
     except DovetailError as first:
         problems.append(first)
         with _collected(problems):
-            robot, task = build_driver(task=config.task, robot=config.robot)
+            robot, task = build_driver(task=config.task, robot=config.robot, cameras=config.cameras)
             if not isinstance(config.operator.config, WrapsOperator):
                 config.operator.build(task=task, robot=robot.spec)
 
@@ -100,7 +100,8 @@ def _assembly_problems(assembly: Assembly) -> list[DovetailError]:
             if config.run.demos and not demonstrates(config.operator):
                 assembly.task.expert()  # it must have one
         with _collected(problems):
-            if any(spec.is_image for spec in assembly.robot.spec.observation.values()):
+            is_elsewhere = bool(config.cluster.machines and config.cameras)  # maybe at another machine
+            if any(spec.is_image for spec in assembly.robot.spec.observation.values()) and not is_elsewhere:
                 _render_once(assembly)
     finally:
         assembly.close()

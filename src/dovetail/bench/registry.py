@@ -37,8 +37,11 @@ BENCHES: Mapping[str, Entry] = MappingProxyType(
         "stop": Entry(
             "dovetail.bench.stop", "time from STOP to the arm, from every source, wherever a run is stuck"
         ),
-        "robots": Entry(
+        "robots_drivers": Entry(
             "dovetail.bench.robots", "latency and jitter of each driver, late ticks at 50 Hz under load"
+        ),
+        "robots_cameras": Entry(
+            "dovetail.bench.robots_cameras", "CPU of the control process with three cameras, and its lateness"
         ),
         "replay": Entry("dovetail.bench.replay", "batches of images per second, against memcpy"),
         "images": Entry("dovetail.bench.images", "size, quality and speed of the codecs for recorded images"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 
 from rich.text import Text
@@ -13,6 +13,8 @@ from dovetail.api.names import find_run, list_runs
 from dovetail.api.readiness import (
     Finding,
     RenderingCheck,
+    camera_findings,
+    camera_names,
     machine_findings,
     people_findings,
     robot_findings,
@@ -74,7 +76,9 @@ def _findings(config: RunConfig | None, runs_dir: Path, console_port: int | None
         yield from people_findings(config)
         yield from service_findings(config, console_port=console_port)
         yield from robot_findings(config)
-        yield from _fits(config)
+        cameras = _measured_cameras(config)
+        yield from cameras
+        yield from _fits(config, known={finding.detail for finding in cameras})
     yield from _processors()
     yield rendering.finish()
 
@@ -116,8 +120,16 @@ def _plugins() -> Iterator[Finding]:
     yield Finding(name="plugins", ok=True, detail=", ".join(fine) or "none of other packages")
 
 
-def _fits(config: RunConfig) -> Iterator[Finding]:
-    """Build all parts of the recipe and check that they fit."""
+def _measured_cameras(config: RunConfig) -> list[Finding]:
+    names = camera_names(config)
+    if not names:
+        return []
+    with console.status(f"measuring the cameras {', '.join(names)}: some seconds"):
+        return list(camera_findings(config))
+
+
+def _fits(config: RunConfig, *, known: Collection[str] = ()) -> Iterator[Finding]:
+    """Build all parts of the recipe and check that they fit. `known`: problems that are reported already."""
     from dovetail.api.checks import fit_problems
     from dovetail.runs.assembly.fleet import with_embodiments
 
@@ -127,6 +139,7 @@ def _fits(config: RunConfig) -> Iterator[Finding]:
         problems = fit_problems(with_embodiments(config))
     except DovetailError as error:
         problems = [error]
+    problems = [problem for problem in problems if str(problem) not in known]
     for problem in problems:
         yield Finding(name="recipe", ok=False, detail=str(problem))
     if not problems:

@@ -55,6 +55,11 @@ BUILTIN: dict[str, dict[str, str]] = {
         "gym": "dovetail.robots.gym:GymRobot",
         "remote": "dovetail.robots.drivers.remote.driver:RemoteRobot",
     },
+    "camera": {
+        "v4l2": "dovetail.robots.cameras.v4l2:V4l2Camera",
+        "video": "dovetail.robots.cameras.video:VideoCamera",
+        "realsense": "dovetail.robots.cameras.realsense:RealsenseCamera",
+    },
     "operator": {
         "none": "dovetail.human.none:NoOperator",
         "scripted": "dovetail.human.scripted:ScriptedOperator",
@@ -147,6 +152,7 @@ KINDS = tuple(BUILTIN)
 _CONTRACTS: dict[str, type] = {
     "task": contracts.Task,
     "robot": contracts.Robot,
+    "camera": contracts.Camera,
     "operator": contracts.Operator,
     "actor": contracts.Actor,
     "policy": contracts.Policy,
@@ -197,7 +203,7 @@ def resolve(kind: str, name: str) -> type:
     return _load(locate(kind, name))
 
 
-def build(kind: str, name: str, config: Config, **handles: Any) -> Any:
+def build(kind: str, name: str, config: Config, /, **handles: Any) -> Any:
     """Construct a plugin. Raises PluginError if its constructor has other parameters, or if it lacks members of its
     contract."""
     plugin, what = resolve(kind, name), f"{kind} '{normalize_name(name)}'"

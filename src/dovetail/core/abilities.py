@@ -30,6 +30,7 @@ __all__ = [
     "ChecksMetrics",
     "ChecksRobot",
     "Closes",
+    "ConfiguresFrameRate",
     "ConfiguresImages",
     "ConfiguresLayout",
     "ConfiguresNormalization",
@@ -468,6 +469,13 @@ class ConfiguresImages(Protocol):
     """A robot with a choice of cameras."""
 
     images: Collection[str]
+
+
+@runtime_checkable
+class ConfiguresFrameRate(Protocol):
+    """A camera with a frame rate."""
+
+    fps: float
 
 
 @runtime_checkable

@@ -1,6 +1,7 @@
 """Whether a machine has what a run needs. Each check returns findings. `dovetail doctor` prints all of them; the start of a
 run refuses the first that fails."""
 
+from dovetail.api.readiness.cameras import camera_findings, camera_names
 from dovetail.api.readiness.finding import Finding
 from dovetail.api.readiness.machine import machine_findings
 from dovetail.api.readiness.people import (
@@ -20,6 +21,8 @@ __all__ = [
     "Finding",
     "RenderingCheck",
     "asks_person",
+    "camera_findings",
+    "camera_names",
     "console_is_needed",
     "label_help",
     "machine_findings",
