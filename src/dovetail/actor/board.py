@@ -27,6 +27,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dovetail.core.errors import SpecMismatch
+from dovetail.core.images import seen_inputs
 from dovetail.core.prompts import PROMPT_BYTES, decode_prompt, encode_prompt
 from dovetail.core.seqlock import Seqlock
 from dovetail.core.specs import PolicySpec, RobotSpec
@@ -411,7 +412,8 @@ class Board:
     # ---- other processes read
 
     def inputs(self, spec: PolicySpec, *, row: int, first: int) -> dict[str, Array]:
-        """Inputs of a policy at a row, as a batch of one. History starts at row `first`, left-padded and masked."""
+        """Inputs of a policy at a row, as a batch of one. History starts at row `first`, left-padded and masked. Images
+        have the sizes that the policy looks at."""
         inputs: dict[str, Array] = {}
         for key in spec.observation:
             num_wanted = spec.history.get(key, 1)
@@ -424,7 +426,7 @@ class Board:
                 inputs[key] = values
         if spec.prompted:
             inputs["prompt"] = self._arrays["prompt"][None].copy()
-        return inputs
+        return seen_inputs(inputs, spec)
 
     def columns(self, first: int, end: int) -> dict[str, Array]:
         """Copy complete steps as columns of a segment."""
