@@ -78,7 +78,7 @@ def test_learner_updates_from_batches_with_depth():
         elif array.dtype == np.float32:
             array[:] = rng.random(array.shape)
     before = {name: value.clone() for name, value in policy.encoder["camera_front_depth"].state_dict().items()}
-    metrics = algorithm.update({name: torch.from_numpy(array) for array in batch.values()})
+    metrics = algorithm.update({name: torch.from_numpy(array) for name, array in batch.items()})
     assert all(np.isfinite(value) for value in metrics.values())
     after = policy.encoder["camera_front_depth"].state_dict()
     assert any(not torch.equal(after[name], before[name]) for name in before), "its encoder learns"

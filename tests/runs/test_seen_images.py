@@ -151,7 +151,7 @@ def test_run_folder_from_before_the_setting_keeps_full_images(tmp_path):
     assert len(kept) == len(lines) - 1
     old = "\n".join(kept) + "\n"
     path.write_text(_with_hash_of(old))
-    loaded = load_saved(tmp_path).config
+    loaded = load_saved(tmp_path, trusted=True).config
     assert isinstance(loaded.replay.config, ConfiguresImageSize)
     assert loaded.replay.config.image_size == "full" and image_size(loaded) is None
     assert isinstance(config.replay.config, ConfiguresImageSize) and config.replay.config.image_size == "auto"
