@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from dovetail.actor.board import MAX_METRICS, MAX_REWARDS, Board, BoardLayout
 from dovetail.core.errors import SpecMismatch
+from dovetail.core.images import resize_images, seen_robot
 from dovetail.core.specs import ArraySpec, PolicySpec, RobotSpec
 from dovetail.core.types import Observation, Segment, Source, Step, Verdict
 
@@ -418,3 +419,87 @@ def test_success_check_has_row_and_result(row):
     for done in (True, False):
         board.post_success_check(row, done)
         assert board.success_check == (row, done)
+
+
+LARGE = RobotSpec(
+    name="r",
+    embodiment="r",
+    observation={
+        "front": ArraySpec(shape=(60, 80, 3), dtype="uint8"),
+        "depth": ArraySpec(shape=(60, 80, 1), dtype="uint16"),
+    },
+    action=ArraySpec(shape=(3,)),
+    action_kind="any",
+    control_hz=10.0,
+)
+SEEN = PolicySpec(
+    name="p",
+    observation=seen_robot(LARGE, 16).observation,
+    action=LARGE.action,
+    action_kind="any",
+    history={"front": 3},
+)
+
+
+def large(tick, *, seed=0, captured_ns=None):
+    rng = np.random.default_rng((seed, tick))
+    values = {
+        "front": rng.integers(0, 256, (60, 80, 3), np.uint8),
+        "depth": rng.integers(0, 9000, (60, 80, 1), np.uint16),
+    }
+    captured = {} if captured_ns is None else dict.fromkeys(values, captured_ns)
+    return Observation(time_ns=1000 * seed + tick, values=values, captured_ns=captured)
+
+
+def assert_seen(board, row, first, shown):
+    """Inputs are the scaled frames of `shown`, oldest first."""
+    inputs = board.inputs(SEEN, row=row, first=first)
+    for place, one in enumerate(shown[-3:]):
+        expected = resize_images(one.values["front"], (12, 16, 3))
+        np.testing.assert_array_equal(inputs["front"][0, 3 - len(shown[-3:]) + place], expected)
+    np.testing.assert_array_equal(inputs["depth"][0], resize_images(shown[-1].values["depth"], (12, 16, 1)))
+
+
+def test_policy_sees_scaled_frames_of_each_episode_also_where_memory_is_reused():
+    board = Board(BoardLayout.of(LARGE, extras={}, horizon=1, num_rows=5))
+    for episode in range(3):
+        first, shown = board.begin(), []
+        for tick in range(8):
+            shown.append(large(tick, seed=episode))
+            assert_seen(board, board.observe(shown[-1]), first, shown)
+
+
+def test_frame_that_replaces_another_in_the_same_row_is_seen():
+    board = Board(BoardLayout.of(LARGE, extras={}, horizon=1, num_rows=5))
+    first, old, new = board.begin(), large(0), large(1)
+    row = board.observe(old)
+    assert_seen(board, row, first, [old])
+    board.observe_again(row, new)
+    assert_seen(board, row, first, [new])
+
+
+def test_control_process_that_starts_again_shows_its_own_frames():
+    """It counts frames from 0 again, in the same memory; the inference process keeps its board."""
+    layout = BoardLayout.of(LARGE, extras={}, horizon=1, num_rows=5)
+    memory = memoryview(bytearray(layout.num_bytes))
+    control, inference = Board(layout, memory), Board(layout, memory)
+    for seed in range(2):
+        first, shown = control.begin(), []
+        for tick in range(2):
+            shown.append(large(tick, seed=seed))
+            assert_seen(inference, control.observe(shown[-1]), first, shown)
+        control = Board(layout, memory)
+
+
+def test_each_frame_is_scaled_once(monkeypatch):
+    scaled = []
+    monkeypatch.setattr(
+        "dovetail.actor.seen_frames.resize_images",
+        lambda frames, shape: scaled.append(shape) or resize_images(frames, shape),
+    )
+    board = Board(BoardLayout.of(LARGE, extras={}, horizon=1, num_rows=5))
+    first = board.begin()
+    for tick in range(6):  # a new frame at every second tick
+        row = board.observe(large(tick // 2, captured_ns=tick // 2))
+        board.inputs(SEEN, row=row, first=first)
+    assert sorted(scaled) == [(12, 16, 1)] * 3 + [(12, 16, 3)] * 3

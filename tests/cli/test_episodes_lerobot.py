@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import numpy as np
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
 import pytest
 
 from dovetail.cli.episode_views.lerobot import _pairs
@@ -41,7 +44,7 @@ def test_export_leaves_out_evaluations_and_aborted_episodes_by_default(cli: Cli,
     done = cli("episodes", "export", "made", "--out", "data")
     assert done.code == 0, done.err
     assert "2 episodes exported" in done.out
-    assert "left out: observation 'depth'" in done.out
+    assert "left out: observation" not in done.out, "depth is kept, too"
     assert info()["total_episodes"] == 2
     asked = cli("episodes", "export", "made", "--out", "other", "--purpose", "eval")
     assert asked.code == 0, asked.err
@@ -236,3 +239,33 @@ def test_import_from_another_robot_is_refused(cli: Cli, made: Path) -> None:
     assert refused.code == 2
     assert "robot 'panda'" in refused.line
     assert not Path("runs/third").exists()
+
+
+def test_import_of_a_v21_dataset(cli: Cli, finished: Path) -> None:
+    """As LeRobot 0.3 wrote it: a table for each episode, JSON Lines for the rest."""
+    assert cli("episodes", "export", "done", "--out", "new", "--purpose", "demo").code == 0
+    table, old = pq.read_table("new/data/chunk-000/file-000.parquet"), Path("old")
+    episodes = []
+    for index in range(info("new")["total_episodes"]):
+        rows = table.filter(pc.equal(table["episode_index"], index))
+        path = old / f"data/chunk-000/episode_{index:06d}.parquet"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        pq.write_table(rows, path)
+        episodes.append({"episode_index": index, "tasks": ["reach"], "length": len(rows)})
+    (old / "meta").mkdir()
+    (old / "meta/episodes.jsonl").write_text("".join(json.dumps(row) + "\n" for row in episodes))
+    (old / "meta/tasks.jsonl").write_text('{"task_index": 0, "task": "reach"}\n')
+    paths = {"data_path": "data/chunk-{episode_chunk:03d}/episode_{episode_index:06d}.parquet", "video_path": None}
+    (old / "meta/info.json").write_text(json.dumps({**info("new"), "codebase_version": "v2.1", **paths}))
+    refused = cli("episodes", "import", "second", "old", "--recipe", "toy.yaml")
+    assert refused.code == 2 and "Use `--rename " in refused.line
+    (rename,) = re.findall(r"--rename '([^']*)'", refused.line)
+    done = cli("episodes", "import", "second", "old", "--recipe", "toy.yaml", "--rename", rename)
+    assert done.code == 0, done.err
+    assert "2 demonstrations imported" in done.out
+    log, theirs = EpisodeLog("runs/second/episodes"), EpisodeLog(finished / "episodes")
+    demos = [i for i in theirs.ids() if theirs.manifest(i).purpose is Purpose.DEMO]
+    for one, other in zip(log.ids(), demos, strict=True):
+        assert log.load(one).prompt == "reach"
+        assert np.array_equal(log.load(one).column("executed"), theirs.load(other).column("executed"))
+    assert "2 were there already" in cli("episodes", "import", "second", "old", "--rename", rename).out

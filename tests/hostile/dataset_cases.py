@@ -22,6 +22,7 @@ from dovetail.episodes.lerobot import export
 from hostile.folders import CODE, Place, add_case, nested, put, replace
 from hostile.run_cases import black_video, parquet, playlist, zeros
 from support.lerobot_episodes import MemoryLog, make_labels
+from support.lerobot_v21 import TOP, write_v21
 
 DATA, META, KEPT = (
     f"{name}/chunk-000/file-000.parquet" for name in ("data", "meta/episodes", "dovetail/episodes")
@@ -154,6 +155,76 @@ def _without_rows(place: Place) -> None:
     shutil.rmtree(place.run / "meta" / "episodes")
 
 
+def _v21(change: Callable[[Place], object]) -> Callable[[Place], None]:
+    """A dataset of v2.1, where each episode has its own files."""
+
+    def build(place: Place) -> None:
+        write_v21(place.run)
+        change(place)
+
+    return build
+
+
+def _v21_info(change: Callable[[dict[str, Any]], Any]) -> Callable[[Place], None]:
+    def edit(place: Place) -> None:
+        path = place.run / "meta" / "info.json"
+        info = json.loads(path.read_text())
+        change(info)
+        path.write_text(json.dumps(info))
+
+    return _v21(edit)
+
+
+def _v21_line(**fields: Any) -> Callable[[Place], None]:
+    def edit(place: Place) -> None:
+        path = place.run / OLD_META
+        lines = [json.loads(line) for line in path.read_text().splitlines()]
+        put(path, "\n".join(json.dumps({**line, **fields}) for line in lines))
+
+    return _v21(edit)
+
+
+def _v21_nan(place: Place) -> None:
+    table = pq.read_table(place.run / OLD_DATA)
+    pq.write_table(_set(table, "action", _vector(float("nan"))(table)), place.run / OLD_DATA)
+
+
+OLD_DATA, OLD_META = "data/chunk-000/episode_000000.parquet", "meta/episodes.jsonl"
+OLD_VIDEO = f"videos/chunk-000/{TOP}/episode_000000.mp4"
+OLD_CASES: dict[str, Callable[[Place], None]] = {
+    "pattern-width": _v21_info(lambda i: i.update(data_path="data/{episode_index:0999999999d}")),
+    "pattern-attribute": _v21_info(lambda i: i.update(data_path="data/{episode_chunk.__class__}/x.parquet")),
+    "pattern-parent": _v21_info(lambda i: i.update(data_path="../outside/secret.json")),
+    "pattern-absolute": _v21_info(lambda i: i.update(video_path="/etc/passwd")),
+    "pattern-of-v30": _v21_info(lambda i: i.update(data_path="data/{chunk_index:03d}.parquet")),
+    "chunks-size-zero": _v21_info(lambda i: i.update(chunks_size=0)),
+    "chunks-size-text": _v21_info(lambda i: i.update(chunks_size="1000")),
+    "chunks-size-huge": _v21_info(lambda i: i.update(chunks_size=10**30)),
+    "episodes-huge": _v21_info(lambda i: i.update(total_episodes=10**12)),
+    "feature-name-path": _v21_info(
+        lambda i: i["features"].update({"../../x": {"dtype": "video", "shape": [9, 9, 3]}})
+    ),
+    "lines-many": _v21(lambda p: put(p.run / OLD_META, "{}\n" * 5_000_000)),
+    "lines-deep": _v21(lambda p: put(p.run / OLD_META, nested())),
+    "lines-binary": _v21(lambda p: put(p.run / OLD_META, bytes(range(256)) * 100)),
+    "lines-large": _v21(lambda p: put(p.run / OLD_META, '{"x": [' + "[]," * 4_000_000 + "0]}")),
+    "lines-missing": _v21(lambda p: (p.run / OLD_META).unlink()),
+    "line-length-huge": _v21_line(length=2**62),
+    "line-length-zero": _v21_line(length=0),
+    "line-index-huge": _v21_line(episode_index=10**30),
+    "line-task-number": _v21_line(tasks=[7]),
+    "line-task-escape": _v21_line(tasks=["\x1b[31m\n"]),
+    "tasks-deep": _v21(lambda p: put(p.run / "meta" / "tasks.jsonl", nested())),
+    "data-bomb": _v21(lambda p: put(p.run / OLD_DATA, zeros(compression="zstd", use_dictionary=False))),
+    "data-text": _v21(lambda p: put(p.run / OLD_DATA, "not a table")),
+    "action-nan": _v21(_v21_nan),
+    "video-huge": _v21(lambda p: put(p.run / OLD_VIDEO, black_video(8_000, 8_000, 1, codec="mpeg4", form="mp4"))),
+    "video-playlist": _v21(lambda p: put(p.run / OLD_VIDEO, playlist.format(p.secret).encode())),
+    "video-outside": _v21(lambda p: replace(p.run / OLD_VIDEO, lambda path: path.symlink_to(p.secret))),
+    "data-outside": _v21(lambda p: replace(p.run / "data", lambda path: path.symlink_to(p.secret_folder))),
+    "lines-pipe": _v21(lambda p: replace(p.run / OLD_META, lambda path: os.mkfifo(path))),
+}
+
 CASES: dict[str, Callable[[Place], None]] = {
     # path patterns
     "pattern-width": _info(lambda i: i.update(data_path="data/{chunk_index:0999999999d}/{file_index:03d}")),
@@ -255,7 +326,8 @@ CASES: dict[str, Callable[[Place], None]] = {
     "layout-pipe": _link("dovetail/dataset.json", lambda p, path: os.mkfifo(path)),
     "code": _dataset(lambda p: put(p.run / "conversion.py", CODE)),
 }
-DEFAULT = ("pattern-width", "data-bomb", "action-nan", "video-playlist")
+CASES |= {f"v21-{name}": build for name, build in OLD_CASES.items()}
+DEFAULT = ("pattern-width", "data-bomb", "action-nan", "video-playlist", "v21-lines-many", "v21-action-nan")
 for what, build in CASES.items():
     level = "default" if what in DEFAULT else "extended"
     add_case(f"dataset-{what}", build, "dataset", "import", is_dataset=True, level=level)

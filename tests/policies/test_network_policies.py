@@ -61,7 +61,8 @@ def test_default_inputs_are_all_low_dimensional_observations(make):
 
 
 @pytest.mark.parametrize(
-    ("name", "key"), [("flow", "fource"), ("flow", "depth"), ("gaussian_mlp", "fource"), ("gaussian_mlp", "depth")]
+    ("name", "key"),
+    [("flow", "fource"), ("flow", "deepth"), ("gaussian_mlp", "fource"), ("gaussian_mlp", "deepth")],
 )
 def test_input_that_the_robot_lacks_is_refused(make, name, key):
     with pytest.raises(SpecMismatch, match=f"'{name}' needs input '{key}'.*robot 'arm'"):

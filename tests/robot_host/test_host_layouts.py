@@ -26,6 +26,7 @@ algorithm: {type: "dovetail.testing.fake_learning:FakeAlgorithm"}
 SHORT_TAKEOVERS = (
     "operator={type: 'dovetail.testing.fake_learning:FakeOperator', share: 0.2}"  # takes over for single ticks
 )
+LARGE_CAMERA = "robot.image_size=[320, 240]"  # the policy sees 128x96
 FLOW = "policy={type: flow, horizon: 8, hidden: 16, inputs: [ee_pose, goal]}"
 
 
@@ -77,6 +78,7 @@ def assert_same(inline, separate):
         ("actor.type=naive", "actor.simulated_delay_ticks=0"),
         ("actor.type=naive", "actor.simulated_delay_ticks=3", "actor.execution_horizon=4"),
         ("actor.type=naive", "actor.simulated_delay_ticks=2", SHORT_TAKEOVERS),
+        ("actor.type=naive", "actor.simulated_delay_ticks=0", LARGE_CAMERA),
         ("actor.type=rtc", "actor.simulated_delay_ticks=0", FLOW),
         ("actor.type=rtc", "actor.simulated_delay_ticks=3", "actor.execution_horizon=4", FLOW),
     ],

@@ -106,7 +106,9 @@ class Sees:
 
 @pytest.mark.parametrize("answer", [True, False])
 def test_evaluations_that_no_person_judged_are_judged_by_the_labelers(answer, tmp_path):
-    sees = f"labels: [{{type: '{__name__}:Sees', success: {answer}}}]".replace("True", "true").replace("False", "false")
+    sees = f"labels: [{{type: '{__name__}:Sees', success: {answer}}}]".replace("True", "true").replace(
+        "False", "false"
+    )
     sources = written(tmp_path, "mobile", "operator: {type: none}\ntask: {ask: null}\n" + sees)
     assembly = build_assembly(load(sources))
     try:

@@ -155,12 +155,12 @@ class MemoryLog:
             purpose=episode.purpose,
             outcome=episode.outcome,
             num_steps=len(episode),
-            cameras=tuple(key for key, spec in episode.robot.observation.items() if spec.is_image),
+            cameras=tuple(key for key, spec in episode.robot.observation.items() if spec.is_picture),
         )
 
     def load(self, episode_id: str, *, images: bool = True) -> Episode:
         episode = self.episode(episode_id)
-        cameras = {key for key, spec in episode.robot.observation.items() if spec.is_image}
+        cameras = {key for key, spec in episode.robot.observation.items() if spec.is_picture}
         if images or not cameras:
             return episode
         segments = []

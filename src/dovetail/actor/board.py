@@ -26,10 +26,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from dovetail.actor.seen_frames import SeenFrames
 from dovetail.core.errors import SpecMismatch
+from dovetail.core.image_sizes import is_fitted
 from dovetail.core.prompts import PROMPT_BYTES, decode_prompt, encode_prompt
 from dovetail.core.seqlock import Seqlock
-from dovetail.core.specs import PolicySpec, RobotSpec
+from dovetail.core.specs import ArraySpec, PolicySpec, RobotSpec
 from dovetail.core.types import Array, Observation, Source, Verdict
 
 __all__ = ["Board", "BoardLayout"]
@@ -178,6 +180,7 @@ class Board:
         self._extras = {name: self._arrays[f"extra/{name}"] for name in layout.extras}
         self._frame_of = {key: self._arrays[f"frame/{key}"] for key in layout.frames}
         self._num_frames = dict.fromkeys(layout.frames, 0)
+        self._seen_frames = SeenFrames()
         self._captured_ns: dict[str, int] = {}
         self._reward_names: tuple[str, ...] = ()
         self._metric_names: tuple[str, ...] = ()
@@ -422,12 +425,13 @@ class Board:
     # ---- other processes read
 
     def inputs(self, spec: PolicySpec, *, row: int, first: int) -> dict[str, Array]:
-        """Inputs of a policy at a row, as a batch of one. History starts at row `first`, left-padded and masked."""
+        """Inputs of a policy at a row, as a batch of one. History starts at row `first`, left-padded and masked. Images
+        have the sizes that the policy looks at."""
         inputs: dict[str, Array] = {}
-        for key in spec.observation:
+        for key, array in spec.observation.items():
             num_wanted = spec.history.get(key, 1)
             rows = np.maximum(np.arange(row - num_wanted + 1, row + 1), first)
-            values = self._gather(key, rows)
+            values = self._seen(key, rows, array, first=first)
             if key in spec.history:
                 inputs[f"{key}/mask"] = (np.arange(row - num_wanted + 1, row + 1) >= first)[None]
                 inputs[key] = values[None]
@@ -500,6 +504,19 @@ class Board:
                 self._captured_ns[key] = captured_ns
                 self._num_frames[key] += 1
             self._frame_of[key][at] = self._num_frames[key] - 1
+
+    def _seen(self, key: str, rows: Array, spec: ArraySpec, *, first: int) -> Array:
+        """Observations of some rows; images in the size of a policy's spec, if they can be scaled down to it."""
+        ring = self._values[key]
+        large = ring.shape[1:]
+        if key not in self._frame_of or spec.shape == large or ring.dtype != spec.dtype:
+            return self._gather(key, rows)
+        if not (spec.is_picture and is_fitted(spec.shape, large)):
+            return self._gather(key, rows)  # the policy's own check refuses it
+        numbers = self._frame_of[key][rows % self._num_rows]
+        return self._seen_frames.of(
+            key, numbers, spec.shape, first=first, frame=lambda number: ring[number % self._num_rows]
+        )
 
     def _gather(self, key: str, rows: Array) -> Array:
         at = rows % self._num_rows

@@ -115,7 +115,7 @@ def _check_learning(assembly: Assembly) -> None:
     if isinstance(algorithm, OnPolicyAlgorithm):
         check_on_policy(config)
     check_ranks(config, algorithm)
-    batch_arrays(algorithm.sample_request, assembly.robot.spec)  # refuses columns that the robot does not have
+    batch_arrays(algorithm.sample_request, assembly.policy_robot)  # refuses columns that the robot does not have
 
 
 def _check_operator(assembly: Assembly) -> None:

@@ -176,7 +176,7 @@ def _evaluate_arm(
             )
         snapshot = None if brings_weights(config) else source.snapshot(assembly)
         if snapshot is not None:
-            check_size(config.policy, robot=assembly.robot.spec, snapshot=snapshot)
+            check_size(config.policy, robot=assembly.policy_robot, snapshot=snapshot)
         for episode in evaluation_episodes(
             assembly, snapshot, num_episodes=total, config_hash=source.folder.config_hash
         ):

@@ -10,6 +10,7 @@ import numpy as np
 from dovetail.api.weights import WeightSource
 from dovetail.core.contracts import Policy
 from dovetail.core.errors import UsageError
+from dovetail.core.images import seen_inputs
 from dovetail.core.prompts import encode_prompt
 from dovetail.core.specs import PolicySpec, RobotSpec
 from dovetail.core.types import ActContext, ActionChunk, Array, WeightSnapshot
@@ -17,6 +18,7 @@ from dovetail.episodes.log import EpisodeLog
 from dovetail.robot_host.following_policy import FollowingPolicy
 from dovetail.runs.assembly.build import build_assembly
 from dovetail.runs.assembly.policy_components import build_policy, check_size
+from dovetail.runs.assembly.seen_images import policy_robot
 from dovetail.runs.folder import RunFolder
 from dovetail.weights.store import DiskWeightStore
 
@@ -48,13 +50,14 @@ class RunPolicy:
         self._policy.reset()
 
     def act(self, observation: Mapping[str, Array], *, deterministic: bool = True) -> ActionChunk:
-        """Compute the next actions from one observation, without a batch axis. Keys that it does not use are ignored."""
+        """Compute the next actions from one observation, without a batch axis. Keys that it does not use are ignored.
+        Images may have the camera's size."""
         missing = [key for key in self.spec.observation if key not in observation]
         if missing:
             raise UsageError(f"policy '{self.spec.name}' also needs the observations {', '.join(missing)}")
+        values = seen_inputs({key: np.asarray(observation[key]) for key in self.spec.observation}, self.spec)
         inputs: dict[str, Array] = {}
-        for key in self.spec.observation:
-            value = np.asarray(observation[key])
+        for key, value in values.items():
             if key in self._past:
                 past = self._past[key]
                 past.append(value)
@@ -94,15 +97,16 @@ def _build(folder: RunFolder, robot: RobotSpec) -> Policy:
 
 
 def _robot_and_prompt(folder: RunFolder) -> tuple[RobotSpec, str]:
-    """From the newest episode, so that the robot's driver need not be installed; without episodes, build the robot."""
+    """The robot as the policy sees it. From the newest episode, so that the robot's driver need not be installed; without
+    episodes, build the robot."""
     if folder.config.policy.type == "remote":
         raise UsageError(f"run {folder.path} uses a remote policy: name the run whose policy the server has")
     log = EpisodeLog(folder.episodes)
     for episode_id in log.ids()[-1:]:
         info = log.manifest(episode_id)
-        return info.robot, info.prompt
+        return policy_robot(folder.config, info.robot), info.prompt
     assembly = build_assembly(folder.config)
     try:
-        return assembly.robot.spec, assembly.task.prompt
+        return assembly.policy_robot, assembly.task.prompt
     finally:
         assembly.close()

@@ -230,7 +230,7 @@ def export(
 
 def import_(
     run: Annotated[str, typer.Argument(metavar="RUN", help="A run by name or path; a new name with --recipe.")],
-    dataset: Annotated[Path, typer.Argument(metavar="DATASET", help="Folder of a LeRobot v3.0 dataset.")],
+    dataset: Annotated[Path, typer.Argument(metavar="DATASET", help="Folder of a LeRobot dataset, v3.0 or v2.1.")],
     overrides: Annotated[
         list[str] | None,
         typer.Argument(metavar="[KEY=VALUE]...", help="With --recipe: override settings, such as robot.arm=x5."),

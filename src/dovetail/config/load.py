@@ -178,6 +178,7 @@ def _load_saved(folder: Path, overrides: Overrides, *, quiet: bool, trusted: boo
     tree, saved_hash = _read_saved(folder, trusted=trusted)
     found = OldKeys()
     tree = _translate_sections(_top_level(tree, str(folder / SAVED_NAME)), tree, found)
+    tree = _with_former_values(tree)
     if not quiet and (found.renamed or found.removed):
         message = f"config of {folder} was written by an older version: {found}"
         warnings.warn(message, ConfigWarning, stacklevel=3)
@@ -409,6 +410,16 @@ def _translate_section(key: str, node: Node, merged: Node, found: OldKeys) -> No
         return Node(named, node.where)
     model = _model_or_none((key,), merged)
     return translate(model, node, found, (key,)) if model else node
+
+
+def _with_former_values(tree: Node) -> Node:
+    """The config of a run folder with the values that newer settings had before they existed."""
+    for key, node in tree.value.items():
+        model = _model_or_none((key,), tree) if key in SECTION_KINDS and isinstance(node.value, dict) else None
+        for name, value in (model.BEFORE if model else {}).items():
+            if name not in node.value:
+                tree = put(tree, [key, name], from_plain(value, f"before '{key}.{name}' existed"))
+    return tree
 
 
 def _model_or_none(path: Sequence[str], tree: Node) -> type[Config] | None:

@@ -48,6 +48,9 @@ class Config(BaseModel):
     REMOVED: ClassVar[Mapping[str, str]] = {}
     """Old key -> what to do instead. The key is ignored, with a warning."""
 
+    BEFORE: ClassVar[Mapping[str, Any]] = {}
+    """Setting -> its value in run folders from before it existed, where the default would change what the run does."""
+
     @classmethod
     def from_mapping(cls, data: Mapping[str, Any]) -> Self:
         """Validate plain data, strictly as JSON: a list may stand for a tuple, but "5" never for 5."""

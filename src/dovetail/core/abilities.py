@@ -31,6 +31,7 @@ __all__ = [
     "ChecksRobot",
     "Closes",
     "ConfiguresFrameRate",
+    "ConfiguresImageSize",
     "ConfiguresImages",
     "ConfiguresLayout",
     "ConfiguresNormalization",
@@ -60,6 +61,7 @@ __all__ = [
     "NeedsVerdict",
     "Pauses",
     "PlansReset",
+    "PrefersImageSize",
     "Probes",
     "RepeatsOutcome",
     "Restarts",
@@ -376,7 +378,7 @@ class CachesFeatures(Protocol):
         """Identifies the encoder. Stored features of another digest are invalid."""
 
     def encode(self, key: str, frames: Array) -> Array:
-        """Encode images [N, H, W, C] of a camera to features [N, ...]."""
+        """Encode images [N, H, W, C] of a camera to features [N, ...]. They may be larger than the policy looks at."""
 
 
 @runtime_checkable
@@ -476,6 +478,23 @@ class ConfiguresFrameRate(Protocol):
     """A camera with a frame rate."""
 
     fps: float
+
+
+class ConfiguresImageSize(Protocol):
+    """A replay that stores images smaller than the camera's. The policy then looks at images of this size."""
+
+    image_size: int | str  # longer side in pixels; "auto": 128 or what the policy prefers; "full": unlimited
+
+    @property
+    def max_side(self) -> int | None:
+        """The size as a number, for a policy that prefers none; None: unlimited."""
+
+
+@runtime_checkable
+class PrefersImageSize(Protocol):
+    """A policy that was trained with images of one size. Class attribute of its config."""
+
+    preferred_image_size: int  # longer side in pixels
 
 
 @runtime_checkable

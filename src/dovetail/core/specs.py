@@ -18,6 +18,7 @@ import numpy.typing as npt
 
 from dovetail.core.action_parts import ActionPart, derived_parts
 from dovetail.core.errors import SpecMismatch, did_you_mean
+from dovetail.core.image_sizes import is_fitted
 
 __all__ = ["ActionPart", "ArraySpec", "PolicySpec", "RobotSpec", "TaskSpec", "match"]
 
@@ -53,7 +54,17 @@ class ArraySpec:
 
     @property
     def is_image(self) -> bool:
+        """Color or gray, uint8 [H, W, C]."""
         return self.dtype == "uint8" and len(self.shape) == 3
+
+    @property
+    def is_depth(self) -> bool:
+        """Distances in millimeters, uint16 [H, W, 1]; 0: no measurement."""
+        return self.dtype == "uint16" and len(self.shape) == 3 and self.shape[2] == 1
+
+    @property
+    def is_picture(self) -> bool:
+        return self.is_image or self.is_depth
 
     @property
     def bounds(self) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
@@ -385,7 +396,10 @@ def match(
         there = f"policy '{policy.name}'"
         for key, spec in policy.observation.items():
             _present(key, robot, there=there)
-            _fits(spec, robot.observation[key], what=f"observation '{key}'", there=there, here=here)
+            own = robot.observation[key]
+            if spec.is_picture and spec.dtype == own.dtype and is_fitted(spec.shape, own.shape):
+                continue  # the caller of the policy scales the images down (core.images)
+            _fits(spec, own, what=f"observation '{key}'", there=there, here=here)
         _fits(policy.action, robot.action, what="action", there=there, here=here)
         if policy.action_kind != robot.action_kind:
             raise SpecMismatch(f"{there} gives {policy.action_kind} actions, but {here} takes {robot.action_kind}")

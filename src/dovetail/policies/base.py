@@ -11,6 +11,7 @@ import torch
 from torch import Generator, Tensor, nn
 
 from dovetail.core.errors import SpecMismatch, StoreError, UsageError, did_you_mean
+from dovetail.core.images import resize_images
 from dovetail.core.specs import ArraySpec, PolicySpec, RobotSpec
 from dovetail.core.types import ActContext, ActionChunk, Array, WeightSnapshot
 from dovetail.policies.arrays import fill_module, to_numpy
@@ -20,7 +21,7 @@ from dovetail.policies.components import (
     ObservationStatistics,
     check_component_names,
 )
-from dovetail.policies.images.encoders import EncoderConfig, FrozenEncoder, make_encoder
+from dovetail.policies.images.encoders import EncoderConfig, FrozenEncoder, depth_channels, make_encoder
 from dovetail.policies.inputs import zero_inputs
 from dovetail.policies.normalizer import Normalizer
 from dovetail.policies.random_draws import normal
@@ -52,7 +53,8 @@ class NetworkPolicy(ABC):
         low, high = spec.action.bounds
         self._spec, self._component_configs = spec, components
         self._encoder_config = encoder or EncoderConfig()
-        self._images = tuple(key for key, s in spec.observation.items() if s.is_image)
+        self._images = tuple(key for key, s in spec.observation.items() if s.is_picture)
+        self._check_depth()
         is_frozen = self._images and self._encoder_config.type == "frozen"
         self._frozen_encoder = FrozenEncoder(self._encoder_config) if is_frozen else None
         self._feature_specs: dict[str, ArraySpec] = {}
@@ -60,7 +62,7 @@ class NetworkPolicy(ABC):
             self._feature_specs = {key: self._frozen_encoder.spec(spec.observation[key]) for key in self._images}
         self._encoder = nn.ModuleDict()  # the trainable part
         self._center, self._scale = (low + high) / 2, np.maximum((high - low) / 2, 1e-6)
-        self._normalizer = Normalizer({key: s.shape[0] for key, s in spec.observation.items() if not s.is_image})
+        self._normalizer = Normalizer({key: s.shape[0] for key, s in spec.observation.items() if not s.is_picture})
         self._limits: dict[torch.device, Tensor] = {}
         self._version = 0
         self._device = torch.device("cpu")
@@ -124,6 +126,14 @@ class NetworkPolicy(ABC):
                 seen = self._feature_specs.get(key, self._spec.observation[key])
                 self._encoder[self._camera(key)] = make_encoder(self._encoder_config, seen)
 
+    def _check_depth(self) -> None:
+        for key in self._images:
+            if self._spec.observation[key].is_depth and self._encoder_config.type == "frozen":
+                raise SpecMismatch(
+                    f"policy '{self._spec.name}' has depth image '{key}' among its inputs, but encoder type 'frozen' reads "
+                    "color only. Set policy.encoder.type to cnn or resnet, or remove it from policy.inputs"
+                )
+
     @property
     def encoder(self) -> nn.ModuleDict:
         return self._encoder
@@ -131,7 +141,7 @@ class NetworkPolicy(ABC):
     @property
     def num_features(self) -> int:
         return sum(
-            (self._encoder_config.features if spec.is_image else spec.shape[0]) * self._spec.history.get(key, 1)
+            (self._encoder_config.features if spec.is_picture else spec.shape[0]) * self._spec.history.get(key, 1)
             for key, spec in self._spec.observation.items()
         )
 
@@ -153,6 +163,8 @@ class NetworkPolicy(ABC):
     def _encode_images(self, key: str, values: Tensor, encoder: nn.ModuleDict) -> Tensor:
         """Pixels or cached features [B, (h,) H, W, C] to features [B, (h,) F]."""
         frames = values.flatten(0, -4)
+        if self._spec.observation[key].is_depth:
+            frames = depth_channels(frames, self._encoder_config.depth_range_m)
         if self._frozen_encoder is not None and frames.dtype == torch.uint8:
             frames = self._frozen_encoder(frames)
         features: Tensor = encoder[self._camera(key)](frames)
@@ -160,7 +172,9 @@ class NetworkPolicy(ABC):
 
     def _camera(self, key: str) -> str:
         """The module name of a camera's encoder. Module names cannot contain dots."""
-        return "camera" if self._encoder_config.shared else "camera_" + key.replace(".", "_")
+        if not self._encoder_config.shared:
+            return "camera_" + key.replace(".", "_")
+        return "depth" if self._spec.observation[key].is_depth else "camera"
 
     def _tensors(self, observations: Mapping[str, Array]) -> dict[str, Tensor]:
         # copies, because torch warns of read-only arrays
@@ -206,6 +220,7 @@ class NetworkPolicy(ABC):
 
     def encode(self, key: str, frames: Array) -> Array:
         assert self._frozen_encoder is not None, "this policy has no frozen encoder"
+        frames = resize_images(frames, self._spec.observation[key].shape)
         return to_numpy(self._frozen_encoder(torch.tensor(frames, device=self._device)))
 
     # ---- weights
@@ -287,7 +302,7 @@ def policy_spec(
     """The spec of a policy for this robot. Raise SpecMismatch if the robot lacks an input or action limits."""
 
     def is_usable(spec: ArraySpec) -> bool:
-        return _is_low_dim(spec) or (images and spec.is_image)
+        return _is_low_dim(spec) or (images and spec.is_picture)
 
     keys = inputs or tuple(key for key, spec in robot.observation.items() if _is_low_dim(spec))
     if not keys:

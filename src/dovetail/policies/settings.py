@@ -32,6 +32,9 @@ __all__ = [
 ]
 
 
+MAX_DEPTH_M = 65.535  # uint16 in millimeters
+
+
 class EncoderConfig(Config):
     type: Literal["cnn", "resnet", "frozen"] = "cnn"
     """A small CNN, a ResNet-10, or a frozen pretrained backbone with a trained head."""
@@ -45,6 +48,8 @@ class EncoderConfig(Config):
     """frozen: architecture of the backbone in the file."""
     file: str | None = None
     """frozen: safetensors file with the weights, made by `dovetail encoder convert`."""
+    depth_range_m: tuple[float, float] = (0.0, 2.0)
+    """Depth images: distances in meters that the encoder tells apart. Nearer and farther ones count as the limits."""
     stride: Literal[8, 16, 32] = 16
     """frozen: pixels per cell of the feature map. A smaller stride suits fine work and needs more memory."""
 
@@ -56,6 +61,13 @@ class EncoderConfig(Config):
                 if self.file is None
                 else f"encoder type '{self.type}' takes no file. Remove it, or use type 'frozen'"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _check_depth_range(self) -> Self:
+        near, far = self.depth_range_m
+        if not 0.0 <= near < far <= MAX_DEPTH_M:
+            raise ValueError(f"depth_range_m should be 0 <= near < far <= {MAX_DEPTH_M}, got {self.depth_range_m}")
         return self
 
 

@@ -9,6 +9,7 @@ import numpy as np
 
 from dovetail.core.achieved import achieved_actions
 from dovetail.core.errors import UsageError
+from dovetail.core.images import resize_images
 from dovetail.core.types import Array, Episode, Labels, Observation, Segment, Source
 from dovetail.replay._layout import TABLES, low_dimensional
 from dovetail.replay._writer_files import RequiredSpace, WriterFiles
@@ -82,6 +83,7 @@ def make_block(
         if key not in files.layout.cameras:
             columns[f"observation/{key}"] = values
             continue
+        values = resize_images(values, files.layout.frames[key].shape)
         latest = None
         if record["num_rows"][0]:
             latest = files.column(f"frames/{key}", files.column(f"frame/{key}", record["last_row"]))[0]

@@ -23,6 +23,7 @@ from pathlib import Path
 import numpy as np
 
 from dovetail.core.errors import StoreError, UsageError
+from dovetail.core.images import seen_robot
 from dovetail.core.prompts import encode_prompt
 from dovetail.core.specs import RobotSpec
 from dovetail.core.types import Array, Episode, EpisodeStart, Labels, Purpose, Segment
@@ -54,8 +55,10 @@ class MappedReplayWriter:
         capacity_bytes: int = 8 * 10**9,
         capacity_rows: int | None = None,
         keep_demos: bool = True,
+        image_size: int | None = None,
     ) -> None:
         self._folder = folder
+        self._image_size = image_size  # longer side of the stored images; None: unlimited
         self._keys = None if keys is None else tuple(keys)
         self._capacity = (capacity_bytes, capacity_rows)
         self._keep_demos = keep_demos
@@ -144,7 +147,7 @@ class MappedReplayWriter:
 
     def _fit(self, robot: RobotSpec) -> Layout:
         capacity_bytes, capacity_rows = self._capacity
-        keys = self._stored_keys(robot)
+        keys, robot = self._stored_keys(robot), seen_robot(robot, self._image_size)
         return Layout.fit(robot, keys, capacity_bytes=capacity_bytes, capacity_rows=capacity_rows)
 
     def _stored_keys(self, robot: RobotSpec) -> tuple[str, ...]:
@@ -266,6 +269,7 @@ class MappedReplayWriter:
         files = self._files
         if files is None:
             files = self._files = WriterFiles.create(self._folder, self._fit(start.robot))
+        start = dataclasses.replace(start, robot=seen_robot(start.robot, self._image_size))
         check_same_robot(files.layout.robot, start, keys=files.layout.keys)
         number = self._numbers.get(start.id)
         record = _new_record(files, start) if number is None else files.record("episodes", number)

@@ -229,7 +229,7 @@ class InlineRuntime:
             )
             return stack.enter_context(closing(on_policy))
         if config.learner.ranks > 1:
-            replayed = self.store.experience.as_replayed(robot)
+            replayed = self.store.experience.as_replayed(self._assembly.policy_robot)
             group = RankGroup(
                 self._folder.path,
                 size=config.learner.ranks,

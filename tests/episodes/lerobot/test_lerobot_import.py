@@ -298,14 +298,17 @@ def test_rename_proposal_keeps_given_names_and_says_what_is_unknown(tmp_path: Pa
 def test_other_dataset_versions_are_refused(tmp_path: Path) -> None:
     root = tmp_path / "d"
     write_foreign(root)
-    change_info(root, codebase_version="v2.1")
-    with pytest.raises(
-        UsageError, match=r"v2\.1, not v3\.0\. Convert it .* lerobot\.datasets\.v30\.convert_dataset_v21_to_v30"
-    ):
-        open_dataset(root).episodes()
-    change_info(root, codebase_version="v4.0")
-    with pytest.raises(UsageError, match=r"v4\.0, not v3\.0\. This version of Dovetail cannot read it"):
-        open_dataset(root).episodes()
+    for version, todo in {
+        "v1.6": r"v2\.convert_dataset_v1_to_v2, then lerobot\.datasets\.v21\.convert_dataset_v20_to_v21 of LeRobot 0\.3",
+        "v2.0": r"Convert it with the script lerobot\.datasets\.v21\.convert_dataset_v20_to_v21 of LeRobot 0\.3",
+        "v4.0": r"Convert it to v3\.0 with the LeRobot that wrote it, or update Dovetail",
+    }.items():
+        change_info(root, codebase_version=version)
+        with pytest.raises(
+            UsageError, match=rf"of version {version}, but Dovetail reads v2\.1 and v3\.0\. .*{todo}"
+        ) as caught:
+            open_dataset(root)
+        assert "\n" not in str(caught.value)
     with pytest.raises(UsageError, match=r"is not a LeRobot dataset: it has no meta/info\.json"):
         open_dataset(tmp_path).episodes()
 

@@ -250,7 +250,7 @@ def test_unsuitable_folders_are_refused(tmp_path: Path) -> None:
         export(log, root)
     info = json.loads((root / "meta/info.json").read_text())
     (root / "meta/info.json").write_text(json.dumps({**info, "codebase_version": "v2.1"}))
-    with pytest.raises(UsageError, match=r"version v2\.1, not v3\.0\. Convert it .*convert_dataset_v21_to_v30"):
+    with pytest.raises(UsageError, match=r"of v2\.1, but Dovetail exports v3\.0\. Choose another folder"):
         export(log, root)
 
 

@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from dovetail.core.errors import SpecMismatch, StoreError, UsageError
+from dovetail.core.errors import StoreError, UsageError
 from dovetail.core.specs import ArraySpec, RobotSpec
 from dovetail.core.types import Array, Episode, Observation, Outcome, Purpose, Segment
 from dovetail.episodes.lerobot import export, open_dataset
@@ -82,8 +82,39 @@ def test_round_trip_through_episode_log(tmp_path: Path) -> None:
     assert second.ids() == first.ids()
     for id in first.ids():
         same(first.load(id), second.load(id), without={"depth"})
-    with pytest.raises(SpecMismatch, match="no observation 'depth', but robot 'panda-1' gives it"):
-        open_dataset(tmp_path / "out", robot=WITH_DEPTH).episodes()
+
+
+@pytest.mark.parametrize("log_type", [MemoryLog, StreamingLog])
+def test_depth_round_trips_to_the_bit(tmp_path: Path, log_type: type[MemoryLog]) -> None:
+    log = log_type(range(2), robot=WITH_DEPTH, cuts=(2,))
+    report = export(log, tmp_path / "out")
+    assert not report.not_exported
+    export(log_type(range(3), robot=WITH_DEPTH), tmp_path / "out")  # adds one
+    for number, episode in enumerate(open_dataset(tmp_path / "out", robot=WITH_DEPTH).episodes()):
+        before = make_lerobot_episode(number, robot=WITH_DEPTH)
+        assert episode.robot == WITH_DEPTH
+        np.testing.assert_array_equal(episode.column("observation/depth"), before.column("observation/depth"))
+        np.testing.assert_array_equal(
+            episode.last_observation.values["depth"], before.last_observation.values["depth"]
+        )
+
+
+@pytest.mark.parametrize("damage", ["missing", "other", "text"])
+def test_damaged_depth_file_is_an_error_of_one_line(tmp_path: Path, damage: str) -> None:
+    export(MemoryLog([0], robot=WITH_DEPTH), tmp_path / "out")
+    small = replace(
+        WITH_DEPTH, observation={**WITH_DEPTH.observation, "depth": ArraySpec(shape=(8, 8, 1), dtype="uint16")}
+    )
+    export(MemoryLog([0], robot=small), tmp_path / "small")
+    (path,) = (tmp_path / "out/dovetail/depth").rglob("*.mkv")
+    if damage == "missing":
+        path.unlink()
+    else:
+        (other,) = (tmp_path / "small/dovetail/depth").rglob("*.mkv")
+        path.write_bytes(b"#EXTM3U\n/etc/passwd" if damage == "text" else other.read_bytes())
+    with pytest.raises(StoreError) as caught:
+        list(open_dataset(tmp_path / "out").episodes())
+    assert str(path) in str(caught.value) and "\n" not in str(caught.value)
 
 
 def test_labels_round_trip(tmp_path: Path) -> None:

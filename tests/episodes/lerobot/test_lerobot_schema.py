@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from dovetail.core.specs import ArraySpec
 from dovetail.core.types import Outcome
 from dovetail.episodes.lerobot import ExportReport, FileSizes, export
-from support.lerobot_episodes import WITH_DEPTH, MemoryLog, StreamingLog, make_labels
+from support.lerobot_episodes import ROBOT, MemoryLog, StreamingLog, make_labels
 
 STATISTICS = ("min", "max", "mean", "std", "count", "q01", "q10", "q50", "q90", "q99")
 FRONT, WRIST = "observation.images.camera_front", "observation.images.wrist"
@@ -260,9 +262,10 @@ def test_labels_set_success_and_rewards(tmp_path: Path) -> None:
 
 
 def test_report_lists_observations_that_do_not_fit(tmp_path: Path) -> None:
-    report = export(MemoryLog([0], robot=WITH_DEPTH), tmp_path / "out")
-    assert set(report.not_exported) == {"depth"}
-    assert "uint16[24, 32, 1]" in report.not_exported["depth"]
+    maps = {**ROBOT.observation, "map": ArraySpec(shape=(24, 32, 2), dtype="uint16")}
+    report = export(MemoryLog([0], robot=replace(ROBOT, observation=maps)), tmp_path / "out")
+    assert set(report.not_exported) == {"map"}
+    assert "uint16[24, 32, 2]" in report.not_exported["map"]
 
 
 def test_success_without_labels_has_reward_one(tmp_path: Path) -> None:

@@ -57,6 +57,7 @@ INDICES = {
     "task_index": "int64",
 }
 _EXACT = frozenset({"bool", "int8", "uint8", "int16", "uint16", "float16", "float32"})
+_MIN_DEPTH_SIDE_PX = 4  # smaller ones cannot be encoded
 _MIN_SIDE_PX = 16  # encoders refuse or distort smaller images
 
 
@@ -81,18 +82,22 @@ class Layout:
     codec: str
     state: tuple[str, ...]  # observation keys, flattened and concatenated into `observation.state`
     cameras: tuple[Camera, ...]
+    depths: tuple[str, ...] = ()  # depth images, see _depth.py
     skipped: Mapping[str, str] = field(default_factory=dict)  # observation key -> why it does not fit
 
     @staticmethod
     def of(robot: RobotSpec, *, fps: int | None, codec: str) -> Layout:
         state: list[str] = []
         cameras: list[Camera] = []
+        depths: list[str] = []
         skipped: dict[str, str] = {}
         for key, spec in robot.observation.items():
             if spec.is_image and spec.shape[2] in (1, 3):
                 height, width, channels = spec.shape
                 name = _free(f"observation.images.{_plain(key)}", {camera.feature for camera in cameras})
                 cameras.append(Camera(key=key, feature=name, shape=(height, width, channels)))
+            elif spec.is_depth and min(spec.shape[:2]) >= _MIN_DEPTH_SIDE_PX:
+                depths.append(key)
             elif len(spec.shape) > 2:
                 skipped[key] = f"{spec.describe()} is neither an 8-bit image nor a vector"
             elif np.dtype(spec.dtype).kind not in "biuf":
@@ -105,8 +110,17 @@ class Layout:
             codec=codec,
             state=tuple(state),
             cameras=tuple(cameras),
+            depths=tuple(depths),
             skipped=skipped,
         )
+
+    @property
+    def depth_names(self) -> dict[str, str]:
+        """The name of each depth image in file names."""
+        names: dict[str, str] = {}
+        for key in self.depths:
+            names[key] = _free(_plain(key).strip(".") or "_", set(names.values()))
+        return names
 
     def features(self) -> dict[str, dict[str, Any]]:
         """Return `features` of info.json: dtype, shape and names of every feature."""
@@ -161,6 +175,7 @@ class Layout:
             "state": list(self.state),
             "cameras": {camera.key: camera.feature for camera in self.cameras},
             "skipped": dict(self.skipped),
+            **({"depths": list(self.depths)} if self.depths else {}),
         }
 
     @staticmethod
@@ -170,12 +185,16 @@ class Layout:
         for key, feature in data["cameras"].items():
             height, width, channels = robot.observation[key].shape
             cameras.append(Camera(key=key, feature=feature, shape=(height, width, channels)))
+        depths = tuple(data.get("depths", ()))
+        if not all(robot.observation[key].is_depth for key in depths):
+            raise ValueError("'depths' names an observation that is no depth image")
         return Layout(
             robot=robot,
             fps=data["fps"],
             codec=data["codec"],
             state=tuple(data["state"]),
             cameras=tuple(cameras),
+            depths=depths,
             skipped=data["skipped"],
         )
 

@@ -78,8 +78,11 @@ def ours(layout: Layout) -> Mapped:
         action=Piece(feature=ACTION, spec=robot.action),
         numbers=numbers,
         pictures={
-            camera.key: Piece(feature=camera.feature, spec=robot.observation[camera.key])
-            for camera in layout.cameras
+            **{
+                camera.key: Piece(feature=camera.feature, spec=robot.observation[camera.key])
+                for camera in layout.cameras
+            },
+            **{key: Piece(feature=name, spec=robot.observation[key]) for key, name in layout.depth_names.items()},
         },
     )
     return replace(mapped, robot=without(robot, mapped))

@@ -16,6 +16,7 @@ from dovetail.core.errors import StoreError
 from dovetail.core.types import Array, Episode, Labels
 from dovetail.episodes.lerobot import _meta, _rows, _tables
 from dovetail.episodes.lerobot._commit import Staging
+from dovetail.episodes.lerobot._depth import depth_file, write_depth
 from dovetail.episodes.lerobot._layout import Camera
 from dovetail.episodes.lerobot._stats import ImageStats, Stats, merge_image_stats
 from dovetail.episodes.lerobot._totals import FileSizes, Totals, frame_stats
@@ -98,7 +99,12 @@ class Part:
                 "episode": _rows.episode_facts(episode),
                 "robot": json.dumps(episode.robot.to_json()),
                 "labels": _rows.labels_facts(labels),
-                "arrays": _tables.pack(_rows.kept_arrays(episode, self._layout)),
+                "arrays": _tables.pack(
+                    {
+                        **_rows.kept_arrays(episode, self._layout),
+                        **self._write_depths(episode, row["episode_index"], pictures),
+                    }
+                ),
             }
         )
         self._rows.append({**row, **_tables.stats_row(stats)})
@@ -142,6 +148,19 @@ class Part:
                 f"episode {episode.id} has {count} frames of '{camera.key}', expected {num_steps + 1}"
             )
         return stats.finish()
+
+    def _write_depths(self, episode: Episode, index: int, pictures: Pictures) -> dict[str, Array]:
+        """Write the depth images of an episode; return the frame of each row."""
+        found: dict[str, Array] = {}
+        for key, name in self._layout.depth_names.items():
+            spec = self._layout.robot.observation[key]
+            numbers = write_depth(self._staging.path(depth_file(name, index)), pictures.of(key), spec)
+            if len(numbers) != len(episode) + 1:
+                raise StoreError(
+                    f"episode {episode.id} has {len(numbers)} frames of '{key}', expected {len(episode) + 1}"
+                )
+            found[f"depth/{name}"] = numbers
+        return found
 
     def _num_bytes(self) -> list[int]:
         return [self._sink.tell(), *(video.num_bytes for video in self._videos.values())]

@@ -92,7 +92,7 @@ def _rewards(episode: Episode, labels: Labels | None) -> tuple[Array, Array]:
 
 def kept_arrays(episode: Episode, layout: Layout) -> dict[str, Array]:
     """Return every column that no feature holds exactly, and the last observation, which has no row."""
-    left_out = {camera.key for camera in layout.cameras} | set(layout.skipped)
+    left_out = {camera.key for camera in layout.cameras} | set(layout.depths) | set(layout.skipped)
     arrays: dict[str, Array] = {}
     for name in episode.segments[0].columns:
         column = episode.column(name)

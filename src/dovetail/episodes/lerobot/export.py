@@ -21,7 +21,7 @@ from dovetail.core.errors import SpecMismatch, StoreError, UsageError
 from dovetail.core.types import Array, Episode, Labels, Outcome, Purpose
 from dovetail.episodes.lerobot._commit import SCRATCH, exclusive
 from dovetail.episodes.lerobot._layout import Layout
-from dovetail.episodes.lerobot._meta import INFO, LAYOUT, Meta
+from dovetail.episodes.lerobot._meta import INFO, LAYOUT, VERSION, Meta
 from dovetail.episodes.lerobot._part import Part
 from dovetail.episodes.lerobot._totals import FileSizes, Totals
 from dovetail.episodes.log import EpisodeInfo
@@ -164,6 +164,10 @@ def _existing(out: Path, fresh: Layout | None) -> Totals:
         assert fresh is not None, "export() refuses an empty export to a new folder"
         return Totals(layout=fresh, image_stats={})
     meta = Meta.read(out)
+    if meta.has_file_per_episode:
+        raise UsageError(
+            f"{out} is a LeRobot dataset of v2.1, but Dovetail exports {VERSION}. Choose another folder."
+        )
     layout = meta.layout()
     if layout is None:
         raise UsageError(

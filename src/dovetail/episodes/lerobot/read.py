@@ -1,4 +1,4 @@
-"""Read episodes from a LeRobot v3.0 dataset: Dovetail's own as they were, others as demonstrations.
+"""Read episodes from a LeRobot dataset, v3.0 or v2.1: Dovetail's own as they were, others as demonstrations.
 
 dataset = open_dataset("lerobot_data/pusht", robot=robot.spec, rename={"observation.image": "front"})
 for episode in dataset.episodes():  # one at a time
@@ -30,6 +30,7 @@ from dovetail.episodes._frames import MAX_PIXELS
 from dovetail.episodes._image_memory import allocate_images
 from dovetail.episodes.ids import check_episode_id
 from dovetail.episodes.lerobot import _mapping, _rows, _tables
+from dovetail.episodes.lerobot._depth import depth_file, read_depth
 from dovetail.episodes.lerobot._layout import EXPOSED, Layout
 from dovetail.episodes.lerobot._mapping import Mapped, Piece, RateMismatch
 from dovetail.episodes.lerobot._meta import Meta
@@ -101,8 +102,10 @@ class Dataset:
         self._meta, self._layout, self._mapped, self._task = meta, layout, mapped, task
         self._rows = meta.episodes()
         self._tasks = meta.tasks()
-        self._first_rows: dict[Path, int] = {}  # dataset index of the first row in each data file
-        for row in self._rows:
+        self._first_rows: dict[
+            Path, int
+        ] = {}  # dataset index of the first row in each data file of several episodes
+        for row in () if meta.has_file_per_episode else self._rows:
             path = meta.data_file(row)
             first = row["dataset_from_index"]
             self._first_rows[path] = min(first, self._first_rows.get(path, first))
@@ -154,7 +157,13 @@ class Dataset:
             last_time_ns = int(columns["time_ns"][-1]) + round(NS_PER_S / self._meta.info["fps"])
         last = _under("last/", arrays) or {key: columns[f"observation/{key}"][-1] for key in self._mapped.numbers}
         for key, piece in self._mapped.pictures.items():
-            frames = self._frames(row, table, piece, with_last=kept is not None)
+            if self.is_ours and piece.spec.is_depth:
+                path = self._meta.root / depth_file(piece.feature, index)
+                frames = read_depth(
+                    path, arrays.get(f"depth/{piece.feature}"), piece.spec, num_rows=len(table) + 1
+                )
+            else:
+                frames = self._frames(row, table, piece, with_last=kept is not None)
             columns[f"observation/{key}"], last[key] = frames[: len(table)], frames[-1]
         columns = {name: column for name, column in columns.items() if self._is_mapped(name)}
         last = {key: value for key, value in last.items() if self._is_mapped(f"observation/{key}")}
@@ -215,7 +224,8 @@ class Dataset:
     def _table(self, index: int) -> pa.Table:
         row = self._rows[index]
         path = self._meta.data_file(row)
-        table = self._data.read(path, row["dataset_from_index"] - self._first_rows[path], row["length"])
+        first = row["dataset_from_index"] - self._first_rows.get(path, 0)
+        table = self._data.read(path, first, row["length"])
         if len(table) != row["length"] or (_tables.column(table, "episode_index") != index).any():
             raise StoreError(f"{path} does not contain episode {index} at the rows that the dataset refers to")
         return table

@@ -336,7 +336,7 @@ class SACFamily(SoftActorCritic):
             return observations
         return {
             key: random_shift(values, pad=self._shift, generator=self._generator)
-            if values.dtype == torch.uint8
+            if values.dtype in (torch.uint8, torch.uint16)  # color, depth
             else values
             for key, values in observations.items()
         }
@@ -390,7 +390,7 @@ def _num_sampled(policy: TrainablePolicy) -> int:
 
 
 def _num_shift_pixels(config: SACFamilyConfig, policy: TrainablePolicy) -> int:
-    has_images = any(spec.is_image for spec in policy.spec.observation.values())
+    has_images = any(spec.is_picture for spec in policy.spec.observation.values())
     cached = isinstance(policy, CachesFeatures) and bool(policy.feature_specs)
     if config.random_shift and (cached or not has_images):
         reason = (

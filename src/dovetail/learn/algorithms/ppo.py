@@ -107,7 +107,7 @@ class PPO(Descent):
         self._optimizer.param_groups.clear()
         for group, parameters in groups.items():  # an empty group keeps its place
             self._optimizer.add_param_group({"params": parameters, "lr": lrs[group]})
-        low_dimensional = {key: s.shape[0] for key, s in spec.observation.items() if not s.is_image}
+        low_dimensional = {key: s.shape[0] for key, s in spec.observation.items() if not s.is_picture}
         self._moments = {key: Moments(size) for key, size in low_dimensional.items()}
 
     @property

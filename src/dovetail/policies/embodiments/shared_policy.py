@@ -53,7 +53,7 @@ class CanonicalPolicy(NetworkPolicy):
             raise SpecMismatch("policy 'shared' has no arms. Name them in policy.embodiments")
         inner = config.policy
         inputs = tuple(inner.config.inputs)
-        images = tuple(key for key in inputs if key in robot.observation and robot.observation[key].is_image)
+        images = tuple(key for key in inputs if key in robot.observation and robot.observation[key].is_picture)
         space = CanonicalSpace(config.embodiments, keys=tuple(key for key in inputs if key not in images))
         self.canonical_space, self.robot = space, space.spec(robot, images=images)
         masks = {_mask_key(key): ArraySpec(shape=(size,)) for key, size in space.sizes.items()}
@@ -127,7 +127,7 @@ class SharedPolicy:
         self.arm: CanonicalArm = self.canonical.canonical_space.arm(robot)
         spec = self.canonical.spec
         # canonical key -> the robot's key
-        self._keys = self.arm.keys | {key: key for key, array in spec.observation.items() if array.is_image}
+        self._keys = self.arm.keys | {key: key for key, array in spec.observation.items() if array.is_picture}
         self._axes = torch.tensor(self.arm.canonical_axes)
         self._center, self._scale = torch.from_numpy(self.arm.center), torch.from_numpy(self.arm.scale)
         self._spec = replace(
@@ -222,7 +222,7 @@ class SharedPolicy:
                     padded[f"{key}/mask"] = torch.zeros((num_rows, num_ticks), dtype=torch.bool)
                 continue
             values = observations[own_key]
-            missing = 0 if spec.is_image else spec.shape[0] - values.shape[-1]
+            missing = 0 if spec.is_picture else spec.shape[0] - values.shape[-1]
             padded[key] = nn.functional.pad(values, (0, missing)) if missing else values
             if num_ticks:
                 padded[f"{key}/mask"] = observations[f"{own_key}/mask"]

@@ -2,6 +2,7 @@
 
 encoder: {type: cnn}                                     small, all of it trained
 encoder: {type: resnet, width: 64}                       SERL's ResNet-10, all of it trained
+encoder: {type: cnn, depth_range_m: [0.2, 1.0]}          depth images beside color, each with its own network
 encoder: {type: frozen, arch: mobilenet_v2, file: F}     only the head is trained; the replay stores the backbone's
                                                          feature maps instead of the pixels
 """
@@ -19,13 +20,25 @@ from dovetail.policies.images.backbones import Backbone, ResNet, load_backbone
 from dovetail.policies.random_draws import integers
 from dovetail.policies.settings import EncoderConfig
 
-__all__ = ["EncoderConfig", "FrozenEncoder", "ImageEncoder", "SpatialEmbedding", "make_encoder", "random_shift"]
+__all__ = [
+    "EncoderConfig",
+    "FrozenEncoder",
+    "ImageEncoder",
+    "SpatialEmbedding",
+    "depth_channels",
+    "make_encoder",
+    "random_shift",
+]
 
 NUM_KERNELS = 8
+NUM_DEPTH_CHANNELS = 2  # distance, and whether it was measured
 
 
 def make_encoder(config: EncoderConfig, seen: ArraySpec) -> nn.Module:
-    """The trained part, [N, *seen.shape] -> [N, features]. For a frozen encoder, `seen` is the backbone's output."""
+    """The trained part, [N, *seen.shape] -> [N, features]. For a frozen encoder, `seen` is the backbone's output. For depth,
+    its input has the channels of `depth_channels`."""
+    if seen.is_depth:
+        seen = ArraySpec(shape=(*seen.shape[:2], NUM_DEPTH_CHANNELS))
     if config.type == "cnn":
         return ImageEncoder(num_channels=seen.shape[2], num_features=config.features)
     if config.type == "frozen":
@@ -91,6 +104,16 @@ class FrozenEncoder:
         """uint8 [N, H, W, 3] -> float16 [N, h, w, c]. One by one, so that the batch size cannot change the result."""
         with torch.no_grad():
             return torch.cat([self._network(image[None]).half() for image in images])
+
+
+def depth_channels(depth: Tensor, range_m: tuple[float, float]) -> Tensor:
+    """uint16 [N, H, W, 1] in millimeters -> float32 [N, H, W, 2] from 0 to 255, as encoders expect pixels: the distance,
+    clipped to the range, and whether it was measured (255) or is missing (0, with distance 0)."""
+    near, far = range_m
+    distance_m = depth.float() / 1000.0
+    scaled = ((distance_m - near) / (far - near)).clamp(0.0, 1.0) * 255.0
+    measured = (distance_m > 0.0).float()
+    return torch.cat((scaled * measured, measured * 255.0), dim=-1)
 
 
 def random_shift(images: Tensor, *, pad: int, generator: torch.Generator) -> Tensor:

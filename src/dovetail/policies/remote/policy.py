@@ -15,6 +15,7 @@ from pydantic import Field, field_validator
 
 from dovetail.config.model import Config
 from dovetail.core.errors import PolicyError, UsageError
+from dovetail.core.images import seen_inputs
 from dovetail.core.specs import PolicySpec, RobotSpec
 from dovetail.core.types import ActContext, ActionChunk, Array, WeightSnapshot
 from dovetail.policies.inputs import check_inputs, zero_inputs
@@ -119,7 +120,7 @@ class RemotePolicy:
     def _chunk(
         self, connection: Connection, spec: PolicySpec, observations: Mapping[str, Array], context: ActContext
     ) -> ActionChunk:
-        inputs = check_inputs(observations, spec)
+        inputs = check_inputs(seen_inputs(observations, spec), spec)  # never larger images than the policy sees
         num_rows = len(next(iter(inputs.values())))
         self._number += 1
         started_s = time.monotonic()

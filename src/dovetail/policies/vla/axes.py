@@ -96,6 +96,10 @@ def match_cameras(robot: RobotSpec, images: Mapping[str, str], *, cameras: Seque
             raise SpecMismatch(
                 f"policy.images names '{name}', which the checkpoint does not have.{did_you_mean(name, cameras)}"
             )
+        if key in robot.observation and robot.observation[key].is_depth:
+            raise SpecMismatch(
+                f"policy.images maps '{name}' to the depth image '{key}', but pi0 sees color only. Name a color camera"
+            )
         if key not in ours:
             hint = did_you_mean(key, ours) or " It has no camera: set robot.images."
             raise SpecMismatch(

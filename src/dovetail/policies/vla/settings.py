@@ -15,6 +15,7 @@ __all__ = ["Pi0Config"]
 
 class Pi0Config(Config):
     BASIC: ClassVar[Collection[str]] = ("checkpoint", "images", "state", "device")
+    preferred_image_size: ClassVar[int] = 224  # PaliGemma's; the policy pads to a square by itself
 
     checkpoint: str
     """Folder with pi0 in the format of LeRobot, transformers or openpi (converted to PyTorch)."""

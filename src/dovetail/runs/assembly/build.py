@@ -16,6 +16,7 @@ from dovetail.actor.board import Board
 from dovetail.config.plugins import resolve
 from dovetail.config.schema import PluginSection, RunConfig
 from dovetail.core.abilities import (
+    ConfiguresImageSize,
     ConfiguresLayout,
     ConfiguresRealtime,
     HasMode,
@@ -47,6 +48,7 @@ from dovetail.robot_host.stop_sources import StopSources
 from dovetail.robot_host.stop_watch import StopWatch
 from dovetail.robots.safety import SafeRobot
 from dovetail.runs.assembly.policy_components import build_policy
+from dovetail.runs.assembly.seen_images import image_size, policy_robot
 from dovetail.runs.assembly.workcell import Workcell, build_workcell
 
 __all__ = ["Assembly", "build_assembly", "build_labeler", "build_labeler_chain", "build_trainable", "is_on_policy"]
@@ -93,10 +95,15 @@ class Assembly:
     def operator(self) -> Operator:
         return self.workcell.operator(Purpose.ONLINE, self.config.operator, demo_noise=self.config.run.demo_noise)
 
+    @property
+    def policy_robot(self) -> RobotSpec:
+        """The robot as the policy sees it: see `replay.image_size`."""
+        return policy_robot(self.config, self.robot.spec)
+
     def policy(self) -> Policy:
         """A new, untrained policy that fits robot and task."""
         policy = build_policy(
-            self.config.policy, robot=self.robot.spec, seed=self.config.run.seed, components=self.components
+            self.config.policy, robot=self.policy_robot, seed=self.config.run.seed, components=self.components
         )
         match(self.robot.spec, policy=policy.spec, task=self.task.spec)
         return policy
@@ -126,13 +133,21 @@ class Assembly:
         return self._chains[0]
 
     def replay(self, folder: Path, *, keys: tuple[str, ...]) -> Replay:
-        replay: Replay = self.config.replay.build(folder=folder, keys=keys)
+        section = self.config.replay
+        if isinstance(section.config, ConfiguresImageSize) and section.config.image_size == "auto":
+            chosen = section.config.model_copy(update={"image_size": image_size(self.config)})
+            section = replace(section, config=chosen)
+        replay: Replay = section.build(folder=folder, keys=keys)
         return replay
 
     def score(self, episode: Episode) -> EpisodeScore:
         """The score of an evaluation episode. If the task does not know success and no person judged it, the labelers do."""
         score = EpisodeScore.of(episode)
-        if not self.workcell.needs_verdict or episode.outcome is not Outcome.TIMEOUT or episode.judgement is not None:
+        if (
+            not self.workcell.needs_verdict
+            or episode.outcome is not Outcome.TIMEOUT
+            or episode.judgement is not None
+        ):
             return score
         chain = self.labeler_chain()
         try:
@@ -345,7 +360,8 @@ def build_trainable(
     config: RunConfig, robot: RobotSpec, *, device: torch.device, components: Path | None = None
 ) -> TrainablePolicy:
     """A new policy for a learner. `components`: see Assembly."""
-    policy = build_policy(config.policy, robot=robot, seed=config.run.seed, components=components)
+    seen = policy_robot(config, robot)
+    policy = build_policy(config.policy, robot=seen, seed=config.run.seed, components=components)
     if not isinstance(policy, LearnsByImitation):
         raise UsageError(
             f"policy '{config.policy.type}' has no imitation_loss and cannot be trained. Choose another policy, or train "

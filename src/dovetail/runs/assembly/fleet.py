@@ -98,7 +98,7 @@ class Fleet:
         """The spec of the rows in a batch."""
         if isinstance(policy, HasCanonicalSpace):
             return policy.robot
-        robot = self.assembly.robot.spec
+        robot = self.assembly.policy_robot
         return encoded_robot(robot, policy.feature_specs) if isinstance(policy, CachesFeatures) else robot
 
     def replay(self, folder: Path, policy: TrainablePolicy) -> Replay:

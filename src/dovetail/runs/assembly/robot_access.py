@@ -75,7 +75,7 @@ def load_robot(sources: Sequence[Source], overrides: Overrides = (), *, arm: str
 def open_workcell(config: RunConfig) -> Iterator[Workcell]:
     """Robot, task and clock behind the safety filter, as in a run. A simulated robot is reset. The robot is stopped at the
     end if it was moved here, and otherwise left alone: another process may move it."""
-    workcell = build_workcell(task=config.task, robot=config.robot, safety=config.safety)
+    workcell = build_workcell(task=config.task, robot=config.robot, cameras=config.cameras, safety=config.safety)
     try:
         if isinstance(workcell.clock, SimulatedClock):
             workcell.task.reset(workcell.robot, rng=stream(config.run.seed, "check"))

@@ -1,0 +1,76 @@
+"""Images as a policy looks at them. Actor, replay and remote policy all call this, so their pixels are the same.
+
+Color is averaged (PIL, bilinear with antialiasing, integers only: the same bits on every machine). Depth takes the nearest
+pixel, because the average of two distances, or of a distance and a missing value, is a distance that was never measured.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import numpy as np
+
+from dovetail.core.image_sizes import fitted_shape, is_fitted
+from dovetail.core.specs import PolicySpec, RobotSpec
+from dovetail.core.types import Array
+
+__all__ = ["resize_images", "seen_inputs", "seen_robot"]
+
+
+def resize_images(frames: Array, shape: tuple[int, ...]) -> Array:
+    """Scale images [..., H, W, C] to [..., h, w, C]; unchanged if they have this shape."""
+    if frames.shape[-3:] == shape:
+        return frames
+    flat = frames.reshape(-1, *frames.shape[-3:])
+    small = np.empty((len(flat), *shape), frames.dtype)
+    for number, frame in enumerate(flat):
+        if number and np.array_equal(frame, flat[number - 1]):  # a slow camera, or padded history
+            small[number] = small[number - 1]
+        else:
+            small[number] = _averaged(frame, shape) if frames.dtype == np.uint8 else _nearest(frame, shape)
+    return small.reshape(*frames.shape[:-3], *shape)
+
+
+def seen_robot(robot: RobotSpec, size: int | None) -> RobotSpec:
+    """The robot with images whose longer side is at most `size`. None: as they are."""
+    smaller = {
+        key: replace(spec, shape=fitted_shape(spec.shape, size))
+        for key, spec in robot.observation.items()
+        if spec.is_picture and spec.shape != fitted_shape(spec.shape, size)
+    }
+    return replace(robot, observation={**robot.observation, **smaller}) if smaller else robot
+
+
+def seen_inputs(inputs: Mapping[str, Array], spec: PolicySpec) -> dict[str, Array]:
+    """Inputs of a policy, [B, ...] or [B, h, ...], with images in the sizes of its spec. Others are left as they are: if
+    they do not fit, the policy's own check says so."""
+    seen = dict(inputs)
+    for key, array in spec.observation.items():
+        value = inputs.get(key)
+        if value is None or not array.is_picture or value.dtype != array.dtype:
+            continue
+        if value.shape[-3:] != array.shape and is_fitted(array.shape, value.shape[-3:]):
+            seen[key] = resize_images(value, array.shape)
+    return seen
+
+
+def _averaged(frame: Array, shape: tuple[int, ...]) -> Array:
+    from PIL import Image  # only who resizes needs it: the core of a robot's computer is numpy
+
+    size = (shape[1], shape[0])
+    parts = [frame] if shape[2] == 3 else [frame[..., channel] for channel in range(shape[2])]
+    resized = [
+        np.asarray(Image.fromarray(np.ascontiguousarray(part)).resize(size, resample=Image.Resampling.BILINEAR))
+        for part in parts
+    ]
+    return resized[0] if shape[2] == 3 else np.stack(resized, axis=-1)
+
+
+def _nearest(frame: Array, shape: tuple[int, ...]) -> Array:
+    # the middle of each target pixel, in integers
+    rows, columns = (
+        (2 * np.arange(new) + 1) * old // (2 * new) for old, new in zip(frame.shape[:2], shape[:2], strict=True)
+    )
+    picked: Array = frame[rows[:, None], columns[None, :]]
+    return picked
