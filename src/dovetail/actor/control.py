@@ -198,6 +198,7 @@ class ControlLoop:
             self._deadline_ns = self._clock.now_ns()
             go_home(self._home, self._robot, self._clock, tick=self._tick_home)
             self._board.beat_control(0)  # a reset may wait for a person
+        self._robot.prepare_reset()
         self._task.reset(self._robot, rng=stream(order.seed, f"{order.purpose}/reset", order.index))
         self._robot.reset()
         self._operator.reset(

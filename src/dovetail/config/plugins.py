@@ -52,6 +52,8 @@ BUILTIN: dict[str, dict[str, str]] = {
     "robot": {
         "sim": "dovetail.robots.sim.robot:SimRobot",
         "gym": "dovetail.robots.gym:GymRobot",
+        "franka": "dovetail.robots.drivers.franka.driver:FrankaRobot",
+        "franka_emulated": "dovetail.robots.drivers.franka.emulated:EmulatedFranka",
     },
     "operator": {
         "none": "dovetail.human.none:NoOperator",
@@ -109,7 +111,11 @@ _SETTINGS: dict[
         "cap_tightening": "dovetail.tasks.settings:CapTighteningConfig",
         "table_cleanup": "dovetail.tasks.settings:TableCleanupConfig",
     },
-    "robot": {"sim": "dovetail.robots.sim_settings:SimRobotConfig"},
+    "robot": {
+        "sim": "dovetail.robots.sim_settings:SimRobotConfig",
+        "franka": "dovetail.robots.drivers.franka.settings:FrankaConfig",
+        "franka_emulated": "dovetail.robots.drivers.franka.settings:EmulatedFrankaConfig",
+    },
     "policy": {
         "gaussian_mlp": "dovetail.policies.settings:GaussianMLPConfig",
         "flow": "dovetail.policies.settings:FlowConfig",

@@ -40,6 +40,7 @@ __all__ = [
     "HasName",
     "HasVersion",
     "HasWorld",
+    "HearsAcknowledgement",
     "IndependentStop",
     "JudgesObservations",
     "LearnsByImitation",
@@ -49,6 +50,7 @@ __all__ = [
     "MovesToDevice",
     "NeedsPackages",
     "Pauses",
+    "PreparesReset",
     "Probes",
     "Resumes",
     "RewardsAtEnd",
@@ -189,6 +191,23 @@ class IndependentStop(Protocol):
     """
 
     def open_stop(self) -> StopConnection: ...
+
+
+@runtime_checkable
+class HearsAcknowledgement(Protocol):
+    """A robot with errors of its own that only a person may clear."""
+
+    def acknowledged(self) -> None:
+        """Clear the robot's own errors. Called only after a person has acknowledged a latched fault; the fault stays if this
+        raises."""
+
+
+@runtime_checkable
+class PreparesReset(Protocol):
+    """A robot that may move by itself before the task's reset, for example back to its start joints."""
+
+    def prepare_reset(self) -> None:
+        """Called before the reset of each episode. May take long."""
 
 
 @runtime_checkable
