@@ -1,7 +1,7 @@
 """The emulated arm: a MuJoCo world, the controller that drives it now, and the time that passes.
 
-Of the three ways to drive it, `impedance` applies the torques of the impedance law. `idle` and `joints` use the joint servos of
-the arm's model, as the arm's own controller does: `idle` keeps the position after a stopped controller or an error.
+In mode `impedance` the torques of the impedance law drive it. Modes `idle` and `joints` use the joint servos of the arm's
+model, as the arm's own controller does: `idle` keeps the position after a stopped controller or an error.
 """
 
 from __future__ import annotations

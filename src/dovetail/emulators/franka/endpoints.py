@@ -6,6 +6,7 @@ import hmac
 import json
 import threading
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -37,10 +38,7 @@ class Endpoints:
             "/getstate": lambda body: {**arm.state(), "gripper_pos": self._gripper.position()},
             "/getpos": lambda body: {"pose": arm.state()["pose"]},
             "/getpos_euler": lambda body: {"pose": _euler(arm.state()["pose"])},
-            **{
-                f"/get{key}": lambda body, key=key: {key: arm.state()[key]}
-                for key in ("vel", "force", "torque", "q", "dq", "jacobian")
-            },
+            **{f"/get{key}": partial(self._one, key) for key in ("vel", "force", "torque", "q", "dq", "jacobian")},
             "/get_gripper": lambda body: {"gripper": self._gripper.position()},
             "/pose": self._pose,
             "/clearerr": lambda body: _said(arm.clear_error, "Clear"),
@@ -51,17 +49,15 @@ class Endpoints:
                 lambda: arm.set_parameters({name: float(value) for name, value in body.items()}),
                 "Updated compliance parameters",
             ),
-            "/open_gripper": lambda body: self._grip(EmulatedGripper.open.__name__, "Opened"),
-            "/close_gripper": lambda body: self._grip(EmulatedGripper.close.__name__, "Closed"),
+            "/open_gripper": lambda body: self._grip(lambda one: one.open(), "Opened"),
+            "/close_gripper": lambda body: self._grip(lambda one: one.close(), "Closed"),
             "/move_gripper": self._move_gripper,
-            "/activate_gripper": lambda body: self._grip(EmulatedGripper.activate.__name__, "Activated"),
-            "/reset_gripper": lambda body: self._grip(EmulatedGripper.reset.__name__, "Reset"),
+            "/activate_gripper": lambda body: self._grip(lambda one: one.activate(), "Activated"),
+            "/reset_gripper": lambda body: self._grip(lambda one: one.reset(), "Reset"),
         }
         if config.server == "hil_serl":
             self._public["/set_load"] = self._set_load
-            self._public["/close_gripper_slow"] = lambda body: self._grip(
-                EmulatedGripper.close_slowly.__name__, "Closed"
-            )
+            self._public["/close_gripper_slow"] = lambda body: self._grip(lambda one: one.close_slowly(), "Closed")
         self._private: dict[str, Callable[[Mapping[str, Any]], Answer]] = {
             "/emulator/state": lambda body: {
                 **arm.scene_state(),
@@ -98,6 +94,9 @@ class Endpoints:
             raise RuntimeError("no gripper")
         return self._arm.gripper
 
+    def _one(self, key: str, body: Mapping[str, Any]) -> Answer:
+        return {key: self._arm.state()[key]}
+
     def _pose(self, body: Mapping[str, Any]) -> Answer:
         pose = np.array(body["arr"], np.float64)
         if pose.shape != (7,):
@@ -115,17 +114,9 @@ class Endpoints:
         self._arm.set_load(float(body["mass"]))
         return "Set Load"
 
-    def _grip(self, method: str, said: str) -> Answer:
-        gripper = self._gripper
-        actions: dict[str, Callable[[], None]] = {
-            "open": gripper.open,
-            "close": gripper.close,
-            "close_slowly": gripper.close_slowly,
-            "activate": gripper.activate,
-            "reset": gripper.reset,
-        }
+    def _grip(self, action: Callable[[EmulatedGripper], None], said: str) -> Answer:
         with self._arm.lock:
-            actions[method]()
+            action(self._gripper)
         return said
 
     def _move_gripper(self, body: Mapping[str, Any]) -> Answer:

@@ -88,7 +88,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         with contextlib.suppress(OSError):
             super().finish()
 
-    def do_POST(self) -> None:  # noqa: N802, the name that the base class calls
+    def do_POST(self) -> None:
         try:
             length = int(self.headers.get("Content-Length") or 0)
         except ValueError:
@@ -108,7 +108,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             answer = spoil(rule.kind, answer)
         self._answer(status, answer, rule.kind if rule is not None else "")
 
-    def log_message(self, format: str, *args: object) -> None:  # noqa: A002
+    def log_message(self, format: str, *args: object) -> None:
         """Silent."""
 
     def _begin_to_misbehave(self, rule: Rule) -> bool:

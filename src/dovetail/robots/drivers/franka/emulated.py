@@ -28,7 +28,7 @@ from dovetail.robots.sim.world import World
 __all__ = ["EmulatedFranka"]
 
 _TIMEOUT_S = 20.0  # simulated time may pass slowly
-_RESET_S = 1.5  # a reset in real time takes this long, as a slow one on a table: the guard would take a jump for a runaway arm
+_RESET_S = 1.5  # duration of a reset in real time: the guard would take a faster jump for a runaway arm
 
 
 class _MirroredWorld(World):

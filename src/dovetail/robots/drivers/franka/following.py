@@ -48,6 +48,6 @@ class FollowCheck:
         elif state.time_ns - self._since_ns > _AFTER_S * 1e9:
             self.has_failed = True
             raise RobotError(
-                f"the arm of {where} does not follow: its equilibrium is {np.abs(error[:3]).max():.3f} m away. Look at the "
-                "arm's lights and at the server: an error or a stopped controller. Acknowledging clears errors and restarts it"
+                f"the arm of {where} does not follow: its equilibrium is {np.abs(error[:3]).max():.3f} m away. Look for "
+                "an error at the arm and at the server. Acknowledging clears it and restarts the controller"
             )

@@ -62,7 +62,7 @@ class FrankaConfig(Config):
     gripper: GripperFamily
     """Server and gripper, because `gripper_pos` means something else in each."""
     gripper_axis: bool = True
-    """Whether actions have a gripper axis. False: the driver never moves the gripper, for example because it holds a tool."""
+    """Whether actions have a gripper axis. False: the driver never moves the gripper, such as when it holds a tool."""
     control_hz: float = Field(default=10.0, gt=0.0, le=100.0)
     """Control ticks per second."""
     max_step_m: float = Field(default=0.01, gt=0.0, le=0.05)
