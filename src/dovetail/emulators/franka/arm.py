@@ -41,7 +41,7 @@ class EmulatedArm:
             model.actuator_biasprm[world.joint_ctrl].copy(),
         )
         self._max_torque = np.array(world.arm.max_torque)
-        self._leftover_ns = 0
+        self._leftover_ns = self._placed_ns = 0
         self._stale: dict[str, Any] | None = None
         self.has_error = False
         self._mode = "idle"
@@ -152,7 +152,7 @@ class EmulatedArm:
     # ---- state
 
     def state(self) -> dict[str, Any]:
-        """`/getstate` without the gripper. Noise depends on the time alone, so that one moment has one state."""
+        """`/getstate` without the gripper. Noise follows from the time, so that one moment has one state."""
         with self.lock:
             return dict(self._stale) if self._stale is not None else self._measure()
 
@@ -167,7 +167,7 @@ class EmulatedArm:
     def _measure(self) -> dict[str, Any]:
         world, law = self.world, self._impedance
         position, quat = law.measure_pose()
-        rng = np.random.default_rng((self._config.noise_seed, world.time_ns))
+        rng = np.random.default_rng((self._config.noise_seed, world.time_ns - self._placed_ns))
         joints = world.joint_positions() + _JOINT_NOISE_RAD * rng.standard_normal(7)
         speeds = world.joint_velocities() + _SPEED_NOISE_RAD_S * rng.standard_normal(7)
         unturn = quat_to_matrix(quat).T
@@ -220,7 +220,7 @@ class EmulatedArm:
             data.qfrc_applied[:] = 0.0
             data.qacc_warmstart[:] = 0.0
             world.forward()
-            self._leftover_ns = 0
+            self._leftover_ns, self._placed_ns = 0, world.time_ns
             if self.gripper is not None:
                 self.gripper.placed()
             if self._mode == "impedance":

@@ -98,7 +98,8 @@ class Robotiq(EmulatedGripper):
 
 
 class FrankaHand(EmulatedGripper):
-    """SERL reports the opening in meters, HIL-SERL relative to 0.08 m. HIL-SERL ignores a command that it remembers as done."""
+    """SERL reports the opening in meters, HIL-SERL relative to 0.08 m. HIL-SERL ignores a command that it
+    remembers as done."""
 
     def __init__(self, world: World, *, hil: bool) -> None:
         super().__init__(world)

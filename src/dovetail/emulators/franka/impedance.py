@@ -76,7 +76,6 @@ class Impedance:
         self._low, self._high = np.zeros(6), np.zeros(6)
         self._parameters = dict(DEFAULTS)
         self._use_parameters()
-        self._gains[:] = self._targets
         self.start()
 
     def start(self) -> None:
@@ -87,6 +86,7 @@ class Impedance:
         self._home[:] = self._data.qpos[: self._num]
         self._integral[:] = 0.0
         self._torque[:] = 0.0
+        self._gains[:] = self._targets
 
     def set_pose(self, position: Vector, quat: Vector) -> None:
         """A new equilibrium; `quat` is (w, x, y, z)."""

@@ -17,7 +17,14 @@ from dovetail.robots.drivers.franka.emulator_token import HEADER
 __all__ = ["PoseServer"]
 
 _MAX_BODY = 1 << 20
-_REASONS = {200: "OK", 400: "BAD REQUEST", 403: "FORBIDDEN", 404: "NOT FOUND", 500: "INTERNAL SERVER ERROR"}
+_REASONS = {
+    200: "OK",
+    400: "BAD REQUEST",
+    403: "FORBIDDEN",
+    404: "NOT FOUND",
+    405: "METHOD NOT ALLOWED",
+    500: "INTERNAL SERVER ERROR",
+}
 _TRICKLE_S = 0.05
 _SPOILS_BODY = ("garbage", "nan", "wrong_size", "missing", "huge")
 
@@ -107,6 +114,9 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         if rule is not None and rule.kind in _SPOILS_BODY:
             answer = spoil(rule.kind, answer)
         self._answer(status, answer, rule.kind if rule is not None else "")
+
+    def do_GET(self) -> None:
+        self._answer(405, b"Method Not Allowed", "")
 
     def log_message(self, format: str, *args: object) -> None:
         """Silent."""
