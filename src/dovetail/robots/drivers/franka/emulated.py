@@ -74,6 +74,10 @@ class EmulatedFranka(FrankaRobot):
         self._mirror_equilibrium()
         return executed
 
+    def stop(self) -> None:
+        self._find_token()  # an emulator that was never started gets an error that names the command
+        super().stop()
+
     def probe(self) -> Mapping[str, Array]:
         """Positions of everything, from which the report renders the episode."""
         return {"sim_qpos": self.world.data.qpos.copy(), "sim_fixtures": self.world.fixture_poses()}
@@ -126,9 +130,12 @@ class EmulatedFranka(FrankaRobot):
         self._mirror_equilibrium()
 
     def _call(self, path: str, body: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        return self._emulator.post_json(path, body, timeout_s=_TIMEOUT_S, headers={HEADER: self._find_token()})
+
+    def _find_token(self) -> str:
         if self._token is None:
             self._token = read_token(self._emulated.address)
-        return self._emulator.post_json(path, body, timeout_s=_TIMEOUT_S, headers={HEADER: self._token})
+        return self._token
 
     def _check_time(self, answer: Mapping[str, Any]) -> None:
         """Whether the emulator's time passes as ours does."""

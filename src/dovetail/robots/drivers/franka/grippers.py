@@ -94,7 +94,7 @@ class Gripper:
             word = "open" if self.command else "closed"
             raise RobotError(
                 f"the gripper is not {word} after {_MAX_COMMANDS} commands (opening {self.opening:.2f}). HIL-SERL's Franka "
-                "hand ignores a command that it believes done: move it by hand, then acknowledge"
+                "hand ignores a command that it has carried out before: move it by hand, then acknowledge"
             )
         self._sent, self._sent_ns = self.command, now_ns
         return "/open_gripper" if self.command else "/close_gripper"
