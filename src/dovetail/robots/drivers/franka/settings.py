@@ -46,14 +46,7 @@ class Load(Config):
 class FrankaConfig(Config):
     """One or two Franka arms behind SERL's HTTP server."""
 
-    BASIC: ClassVar[Collection[str]] = (
-        "address",
-        "right_address",
-        "gripper",
-        "control_hz",
-        "max_step_m",
-        "max_turn_rad",
-    )
+    BASIC: ClassVar[Collection[str]] = ("address", "gripper", "control_hz")
 
     address: str = "127.0.0.1:5000"
     """HOST:PORT of the server; of the left arm if there are two."""
@@ -118,7 +111,7 @@ class FrankaConfig(Config):
 class EmulatedFrankaConfig(FrankaConfig):
     """An arm of `dovetail emulate franka`, in the scene of a simulated task."""
 
-    BASIC: ClassVar[Collection[str]] = (*FrankaConfig.BASIC, "simulated_time")
+    BASIC: ClassVar[Collection[str]] = ("simulated_time",)
 
     gripper: GripperFamily = "hil_serl_franka"
     """Server and gripper, as in the emulator's settings."""
