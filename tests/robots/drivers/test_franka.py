@@ -480,6 +480,16 @@ def test_joint_reset_happens_only_if_configured(emulate, connect):
     assert np.allclose(second.observe().values["ee_error"], 0.0)
 
 
+def test_joint_reset_is_never_repeated_after_a_lost_connection(emulate, connect):
+    emulator = emulate(lockstep=True)
+    robot = connect(emulator, joint_reset_every=1)
+    robot.observe()
+    emulator.misbehave("drop", path="/jointreset")
+    with pytest.raises(RobotError, match="closed the connection without an answer"):
+        robot.prepare_reset()
+    assert "/jointreset" not in emulator.endpoints.num_calls
+
+
 def test_no_joint_reset_after_a_fault(emulate, connect):
     emulator = emulate(lockstep=True)
     safe = SafeRobot(connect(emulator, joint_reset_every=1), SafetyConfig(), RealClock())

@@ -87,11 +87,13 @@ class FrankaArm:
 
     def clear_errors(self, *, is_off: bool) -> None:
         """Only after a person has acknowledged the fault. `is_off`: the impedance controller was switched off."""
-        self.connection.post("/clearerr", timeout_s=_START_S)
+        self.connection.post_once("/clearerr", timeout_s=_START_S)
         if is_off or self._following.has_failed:
             if not is_off:
-                self.connection.post("/stopimp", timeout_s=_START_S)  # the server may start it only after a stop
-            self.connection.post("/startimp", timeout_s=_START_S)
+                self.connection.post_once(
+                    "/stopimp", timeout_s=_START_S
+                )  # the server may start it only after a stop
+            self.connection.post_once("/startimp", timeout_s=_START_S)
         self.forget()
         self._following.has_failed = False
         if self.gripper is not None:
@@ -101,7 +103,7 @@ class FrankaArm:
         """Let the server drive to its reset joints. Takes 20 to 41 s, with a stale state meanwhile."""
         self.forget()
         before = self._state
-        self.connection.post("/jointreset", timeout_s=self._config.joint_reset_timeout_s)
+        self.connection.post_once("/jointreset", timeout_s=self._config.joint_reset_timeout_s)
         until_s = time.monotonic() + 5.0
         while True:  # the state from before the reset is not a measurement of now
             state = self._reader.read()

@@ -91,6 +91,11 @@ class Connection:
             raise
         return self.post(path, body, timeout_s=max(deadline_s - time.monotonic(), 1e-3), headers=headers)
 
+    def post_once(self, path: str, *, timeout_s: float) -> None:
+        """As `post`, over a new connection and never twice: for a request that must not be repeated, such as a motion."""
+        self.close()
+        self.post(path, timeout_s=timeout_s)
+
     def post_json(
         self,
         path: str,
