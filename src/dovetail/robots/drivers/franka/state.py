@@ -103,10 +103,10 @@ def parse_state(answer: Mapping[str, Any], *, time_ns: int, has_gripper: bool, w
     )
 
 
-def read_pose(connection: Connection) -> list[float]:
+def read_pose(connection: Connection, *, timeout_s: float | None = None) -> list[float]:
     """The measured pose as the server writes it: x y z qx qy qz qw."""
     where = f"the Franka server at {connection.address}"
-    values = _numbers(connection.post_json("/getpos"), "pose", 7, where)
+    values = _numbers(connection.post_json("/getpos", timeout_s=timeout_s), "pose", 7, where)
     _pose(values, where)
     return [float(value) for value in values]
 

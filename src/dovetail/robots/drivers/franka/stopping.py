@@ -18,6 +18,7 @@ from dovetail.robots.drivers.franka.state import read_pose
 __all__ = ["FrankaStop"]
 
 _NUM_ATTEMPTS = 2
+_OPEN_S = 3.0  # while a run starts, nothing is urgent and both computers may be busy
 _TIMEOUT_S = 0.15  # of one request: the guard waits 1 s for the whole stop
 
 
@@ -29,7 +30,7 @@ class _ArmStop:
         self.controller_is_off = False
 
     def open(self) -> None:
-        read_pose(self._connection)
+        read_pose(self._connection, timeout_s=_OPEN_S)
 
     def stop(self, *, again: bool) -> None:
         with self._lock:
