@@ -9,6 +9,7 @@ import pytest
 
 from dovetail.config.load import load, recipes
 from dovetail.core.specs import ArraySpec
+from dovetail.emulators.emulator import EmulatorProcess
 from dovetail.labels.learned.calibration import Calibration
 from dovetail.labels.learned.folder import save_classifier
 from dovetail.labels.learned.network import SuccessNet
@@ -61,12 +62,23 @@ def classifier(tmp_path):
     return (f"labels.0.folder={tmp_path / 'anything'}", "labels.0.threshold=0.000001")
 
 
+@pytest.fixture
+def emulator(recipe):
+    """Settings for a recipe whose robot is emulated by a process of its own."""
+    if recipe != "franka-peg-emulated":
+        yield ()
+        return
+    with EmulatorProcess("franka", "port=0", "task=peg_insertion", "lockstep=true") as process:
+        yield (f"robot.address={process.lines[0].removeprefix('http://')}",)
+
+
 @pytest.mark.extended
 @pytest.mark.parametrize("recipe", [recipe.name for recipe in recipes()])
-def test_recipe_runs(cli, tmp_path, weights, classifier, recipe):
+def test_recipe_runs(cli, tmp_path, weights, classifier, emulator, recipe):
     needs = {
         "peg-insertion-images": (weights,),
         "peg-insertion-classifier": classifier,
+        "franka-peg-emulated": emulator,
     }
     more = needs.get(recipe, ())
     result = cli(
@@ -103,10 +115,15 @@ def dovetail(*arguments, cwd):
 
 @pytest.mark.slow  # in shards: -k RECIPE
 @pytest.mark.parametrize("recipe", [recipe.name for recipe in recipes()])
-def test_recipe_runs_for_a_minute_and_reports(tmp_path, weights, classifier, recipe):
+def test_recipe_runs_for_a_minute_and_reports(tmp_path, weights, classifier, emulator, recipe):
     """Or until its budget is spent. `dovetail eval` then evaluates the result."""
     config = load([recipe])
-    more = {"peg-insertion-images": (weights,), "peg-insertion-classifier": classifier, **ON_ONE_MACHINE}
+    more = {
+        "peg-insertion-images": (weights,),
+        "peg-insertion-classifier": classifier,
+        "franka-peg-emulated": emulator,
+        **ON_ONE_MACHINE,
+    }
     settings = [*(A_WHILE[1:] if recipe in VERBS else A_WHILE), *more.get(recipe, ())]
     steps, seconds = min(400, config.run.env_steps) if "ppo" not in recipe else 20_000, 0.0
     while True:

@@ -209,6 +209,7 @@ class ControlLoop:
             self._restart_ticks()
             go_home(self._home, self._robot, self._clock, tick=self._tick_in_reset)
             self._board.beat_control(0)  # a reset may wait for a person
+        self._robot.prepare_reset()
         rng = stream(order.seed, f"{order.purpose}/reset", order.index)
         if isinstance(self._task, PlansReset):
             steps = self._task.reset_steps(self._robot.spec, rng=rng)

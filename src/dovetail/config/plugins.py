@@ -54,6 +54,8 @@ BUILTIN: dict[str, dict[str, str]] = {
         "sim": "dovetail.robots.sim.robot:SimRobot",
         "gym": "dovetail.robots.gym:GymRobot",
         "remote": "dovetail.robots.drivers.remote.driver:RemoteRobot",
+        "franka": "dovetail.robots.drivers.franka.driver:FrankaRobot",
+        "franka_emulated": "dovetail.robots.drivers.franka.emulated:EmulatedFranka",
     },
     "camera": {
         "v4l2": "dovetail.robots.cameras.v4l2:V4l2Camera",
@@ -119,6 +121,8 @@ _SETTINGS: dict[
     "robot": {
         "sim": "dovetail.robots.sim_settings:SimRobotConfig",
         "remote": "dovetail.robots.drivers.remote.settings:RemoteRobotConfig",
+        "franka": "dovetail.robots.drivers.franka.settings:FrankaConfig",
+        "franka_emulated": "dovetail.robots.drivers.franka.settings:EmulatedFrankaConfig",
     },
     "policy": {
         "gaussian_mlp": "dovetail.policies.settings:GaussianMLPConfig",

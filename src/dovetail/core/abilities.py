@@ -49,6 +49,7 @@ __all__ = [
     "HasName",
     "HasVersion",
     "HasWorld",
+    "HearsAcknowledgement",
     "IdentifiesArm",
     "IndependentStop",
     "JudgesObservations",
@@ -62,6 +63,7 @@ __all__ = [
     "Pauses",
     "PlansReset",
     "PrefersImageSize",
+    "PreparesReset",
     "Probes",
     "RepeatsOutcome",
     "Restarts",
@@ -226,6 +228,23 @@ class DescribesLink(Protocol):
 
     def describe_link(self) -> str:
         """One line without a period, such as the round trip and the clock offset. Does not move the robot."""
+
+
+@runtime_checkable
+class HearsAcknowledgement(Protocol):
+    """A robot with errors of its own that only a person may clear."""
+
+    def acknowledged(self) -> None:
+        """Clear the robot's own errors. Called only after a person has acknowledged a latched fault; the fault stays if this
+        raises."""
+
+
+@runtime_checkable
+class PreparesReset(Protocol):
+    """A robot that may move by itself before the task's reset, for example back to its start joints."""
+
+    def prepare_reset(self) -> None:
+        """Called before the reset of each episode. May take long."""
 
 
 @runtime_checkable
@@ -480,6 +499,7 @@ class ConfiguresFrameRate(Protocol):
     fps: float
 
 
+@runtime_checkable
 class ConfiguresImageSize(Protocol):
     """A replay that stores images smaller than the camera's. The policy then looks at images of this size."""
 

@@ -6,10 +6,11 @@ A robot's action is one vector. Its parts say what the axes mean: see `dovetail.
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -242,6 +243,13 @@ class RobotSpec:
     def axes_of(self, *kinds: str) -> npt.NDArray[np.bool_]:
         """Mask [A] of the axes whose part has one of these kinds."""
         return _axes_of(self.parts, kinds)
+
+    def with_only(self, keys: Collection[str]) -> RobotSpec:
+        """This robot with only these observations, for a comparison. Others may still measure its parts."""
+        narrowed = copy.copy(self)
+        observation = {key: spec for key, spec in self.observation.items() if key in keys}
+        object.__setattr__(narrowed, "observation", observation)
+        return narrowed
 
     def to_json(self) -> dict[str, Any]:
         data = {

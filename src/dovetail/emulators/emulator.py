@@ -27,6 +27,7 @@ __all__ = ["EMULATORS", "READY", "Emulator", "EmulatorProcess", "find_emulator"]
 EMULATORS: dict[str, str] = {  # name: module:Class
     "remote": "dovetail.emulators.remote.emulator:RemoteEmulator",
     "camera": "dovetail.emulators.camera.server:CameraEmulator",
+    "franka": "dovetail.emulators.franka.emulator:FrankaEmulator",
 }
 
 READY = "ready"  # the last line that `dovetail emulate` prints before it waits

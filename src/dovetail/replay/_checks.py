@@ -81,12 +81,7 @@ def _check_column(column: Array | None, robot: RobotSpec, spec: ArraySpec, what:
 
 def check_same_robot(first: RobotSpec, start: EpisodeStart, *, keys: tuple[str, ...]) -> None:
     """Refuse an episode of another kind of robot. Observations that the replay does not store may differ."""
-
-    def stored(robot: RobotSpec) -> RobotSpec:
-        observation = {key: robot.observation[key] for key in keys if key in robot.observation}
-        return dataclasses.replace(robot, observation=observation)
-
-    match(stored(first), stored=stored(start.robot))
+    match(first.with_only(keys), stored=start.robot.with_only(keys))
     for what, ours, theirs in (
         ("embodiment", first.embodiment, start.robot.embodiment),
         ("control_hz", first.control_hz, start.robot.control_hz),

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from dovetail.core.abilities import HasWorld
 from dovetail.core.errors import UsageError
 from dovetail.core.types import Array, Episode
 from dovetail.episodes.log import EpisodeInfo, EpisodeLog
@@ -96,14 +97,13 @@ class RunRenderer:
         """The renderer of the episode's arm, with the scene built as in the run."""
         # imported here: recorded images need neither MuJoCo nor GL
         from dovetail.robots.sim.episode_renderer import EpisodeRenderer
-        from dovetail.robots.sim.robot import SimRobot
 
         name = episode.robot.name if episode.robot.name in self._folder.config.cluster.robots else ""
         if name not in self._renderers:
             config = config_of(self._folder.config, name)
             task = config.task.build() if config.task else None
             robot = config.robot.build(task=task)
-            if task is None or not isinstance(robot, SimRobot):
+            if task is None or not isinstance(robot, HasWorld):
                 raise UsageError(
                     f"episode {episode.id} was simulated, but run {self._folder.path} has robot "
                     f"'{config.robot.type}': render it in the run that recorded it"

@@ -21,10 +21,10 @@ import numpy as np
 import numpy.typing as npt
 
 from dovetail.config.safety import SafetyConfig, Workspace
-from dovetail.core.abilities import UsesBuffers
+from dovetail.core.abilities import HearsAcknowledgement, PreparesReset, UsesBuffers
 from dovetail.core.clock import NS_PER_S
 from dovetail.core.contracts import Clock, Robot, SimulatedRobot
-from dovetail.core.errors import ConfigError, RobotFault, SpecMismatch, StaleObservation
+from dovetail.core.errors import ConfigError, RobotFault, SpecMismatch, StaleObservation, one_line
 from dovetail.core.specs import RobotSpec
 from dovetail.core.types import Array, Observation
 from dovetail.robots.camera_check import CameraCheck
@@ -126,6 +126,20 @@ class SafeRobot:
         self._forget()
         self._limiter.reset()
 
+    def prepare_reset(self) -> None:
+        if not isinstance(self.__robot, PreparesReset):
+            return
+        if (why := self._fault or self._stop_reason()) is not None:
+            raise self._trip(why)
+        self._command_times[0] = time.monotonic_ns()
+        try:
+            self.__robot.prepare_reset()
+        except Exception as error:
+            raise self._trip(f"prepare_reset() failed: {one_line(error)}") from error
+        if (why := self._fault or self._stop_reason()) is not None:  # stopped meanwhile
+            raise self._trip(why)
+        self._forget()
+
     def trip(self, why: str) -> None:
         if self._fault is None:
             self._trip(why)
@@ -163,8 +177,17 @@ class SafeRobot:
             self.__robot.use_buffers(next_buffer)
 
     def acknowledge(self) -> None:
-        """Clear the fault after a person has confirmed it. A new observation is needed before the next command."""
+        """Clear the fault after a person has confirmed it. A new observation is needed before the next command.
+
+        The fault stays if the robot cannot clear its own errors.
+        """
         if self._fault is not None:
+            if isinstance(self.__robot, HearsAcknowledgement):
+                try:
+                    self.__robot.acknowledged()
+                except Exception as error:  # any driver: the next command reports it
+                    self._fault = f"the acknowledgement failed: {one_line(error)}"
+                    return
             self._limiter.forget_hold()
         self._fault = None
         self._bad_in_a_row = 0

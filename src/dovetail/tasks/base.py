@@ -54,7 +54,9 @@ class SimTask(ABC):
 
     def __init__(self, config: SimTaskConfig) -> None:
         self.config = config
-        self.reset_rotation: Vector = np.eye(3)  # of the TCP at reset: the frame of actions and state
+        self.reset_rotation: Vector = np.eye(
+            3
+        )  # the frame of actions and state: of the TCP at reset, or of the base
         self._world: World | None = None
         self._robot: RobotSpec | None = None
         self._on_reset: Callable[[], None] = lambda: None
@@ -126,7 +128,8 @@ class SimTask(ABC):
         world.reset()
         self.place(world, rng)
         world.forward()
-        self.reset_rotation = quat_to_matrix(world.tcp_pose()[1])
+        if not any(part.frame == "base" for part in self.robot.parts):
+            self.reset_rotation = quat_to_matrix(world.tcp_pose()[1])
         self._on_reset()
         self._true_since_ns, self._done = None, False
         self._last_potential = self.potential(world)
@@ -172,7 +175,7 @@ class SimTask(ABC):
         return WaypointExpert(self)
 
     def in_reset_frame(self, vector: Vector) -> Vector:
-        """Convert a vector from the base frame to the frame of the reset pose, which actions use."""
+        """Convert a vector from the base frame to the frame that actions use: of the reset pose, or the base itself."""
         return self.reset_rotation.T @ vector
 
 
