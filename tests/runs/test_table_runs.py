@@ -26,7 +26,7 @@ from support.waiting import wait_until
 PERSON = "support.table_person:TablePerson"
 COMMON = f"""
 task: {{type: table, prompt: put it there, time_limit_s: 2, ask: place the part}}
-operator: {{type: "{PERSON}"}}
+operator: {{type: "{PERSON}", start_at: 8, judge_at: 14}}
 policy: {{type: gaussian_mlp, hidden: [16]}}
 algorithm: {{type: rlpd, batch_size: 16, hidden: [16]}}
 learner: {{utd: 0.2, warmup_updates: 3, bc_updates: 3}}
@@ -34,8 +34,8 @@ run: {{demos: 2, env_steps: 30, eval_episodes: 2, untrained_episodes: 0, video_e
 """
 JOINTS = "[0.0, 0.009, 0.0, -2.3, 0.0, 2.3, 0.6]"
 ROBOTS = {
-    "mobile": 'robot: {type: "dovetail.testing.mobile_arm:FakeMobileArm", control_hz: 50}\n'
-    "policy: {inputs: [joint_pos, opening, base_velocity]}\ntask: {home: {parts: {arm: [0.5, -0.5]}}}",
+    "mobile": 'robot: {type: "dovetail.testing.mobile_arm:FakeMobileArm", control_hz: 20}\n'
+    "policy: {inputs: [joint_pos]}\ntask: {home: {parts: {arm: [0.5, -0.5]}}}",
     "sim": "robot: {type: sim}\npolicy: {inputs: [ee_pose]}\n"
     "task: {home: {parts: {arm: [0.45, 0.05, 0.2, 0, 1, 0, 0], gripper: [1]}}}",
     "sim, joints": f"robot: {{type: sim, action: joint}}\npolicy: {{inputs: [joint_pos]}}\n"

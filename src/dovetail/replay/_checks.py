@@ -83,7 +83,8 @@ def check_same_robot(first: RobotSpec, start: EpisodeStart, *, keys: tuple[str, 
     """Refuse an episode of another kind of robot. Observations that the replay does not store may differ."""
 
     def stored(robot: RobotSpec) -> RobotSpec:
-        observation = {key: robot.observation[key] for key in keys if key in robot.observation}
+        measured = {part.measured_key for part in robot.parts if not part.derived_from}  # a spec needs them
+        observation = {key: spec for key, spec in robot.observation.items() if key in keys or key in measured}
         return dataclasses.replace(robot, observation=observation)
 
     match(stored(first), stored=stored(start.robot))
