@@ -78,7 +78,9 @@ def test_speed_is_a_share_of_the_filters_limits(speed):
 def test_a_blocked_arm_is_a_fault_that_names_the_axis():
     raw = PoseArms("ee_delta", "base", num_arms=2)
     raw.stuck = 1
-    with pytest.raises(RobotFault, match=r"did not reach home in 3 s: axis 'arm1_y' of part 'arm1' is 0\.300 m off"):
+    with pytest.raises(
+        RobotFault, match=r"did not reach home in 3 s: axis 'arm1_y' of part 'arm1' is 0\.300 m off"
+    ):
         move(raw, targets={"arm1": (0.4, 0.4, 0.3)}, timeout_s=3.0)
 
 

@@ -103,7 +103,9 @@ def dovetail(*arguments, cwd):
 
 
 @pytest.mark.slow  # in shards: -k RECIPE
-@pytest.mark.parametrize("recipe", [recipe.name for recipe in recipes() if recipe.name != "table"])  # needs a person
+@pytest.mark.parametrize(
+    "recipe", [recipe.name for recipe in recipes() if recipe.name != "table"]
+)  # needs a person
 def test_recipe_runs_for_a_minute_and_reports(tmp_path, weights, classifier, recipe):
     """Or until its budget is spent. `dovetail eval` then evaluates the result."""
     config = load([recipe])

@@ -12,8 +12,8 @@ from dovetail.api.readiness import refuse_unready
 from dovetail.cli.main import main
 from dovetail.config.load import load
 from dovetail.config.model import Config
-from dovetail.config.schema import PluginSection
 from dovetail.config.safety import SafetyConfig
+from dovetail.config.schema import PluginSection
 from dovetail.core.types import Event, HumanInput, Labels, Outcome, Purpose
 from dovetail.human.device import VerdictsOnly
 from dovetail.live.link import LiveLink
@@ -106,7 +106,9 @@ class Sees:
 
 @pytest.mark.parametrize("answer", [True, False])
 def test_evaluations_that_no_person_judged_are_judged_by_the_labelers(answer, tmp_path):
-    sees = f"labels: [{{type: '{__name__}:Sees', success: {answer}}}]".replace("True", "true").replace("False", "false")
+    sees = f"labels: [{{type: '{__name__}:Sees', success: {answer}}}]".replace("True", "true").replace(
+        "False", "false"
+    )
     sources = written(tmp_path, "mobile", "operator: {type: none}\ntask: {ask: null}\n" + sees)
     assembly = build_assembly(load(sources))
     try:

@@ -8,7 +8,14 @@ from dovetail.core.types import Observation
 
 AXES = ("x", "y", "z", "rx", "ry", "rz")
 GRIPPER = ActionPart(
-    name="gripper", kind="gripper", unit="1", names=("grip",), low=(0.0,), high=(1.0,), max_speed=(2.0,), hold="last"
+    name="gripper",
+    kind="gripper",
+    unit="1",
+    names=("grip",),
+    low=(0.0,),
+    high=(1.0,),
+    max_speed=(2.0,),
+    hold="last",
 )
 BASE = ActionPart(name="base", kind="velocity", unit="m/s", names=("vx",), low=(-0.5,), high=(0.5,), hold="zero")
 
@@ -73,7 +80,9 @@ class PoseArms:
     def _goal(self, arm, part):
         if self.kind == "ee_target":
             return part[:3], quat_of(part[3:])
-        frame = {"base": np.array((1.0, 0.0, 0.0, 0.0)), "reset": self.frames[arm], "tool": self.quats[arm]}[self.frame]
+        frame = {"base": np.array((1.0, 0.0, 0.0, 0.0)), "reset": self.frames[arm], "tool": self.quats[arm]}[
+            self.frame
+        ]
         here = (self.positions[arm], self.quats[arm]) if self.adds_to == "measured" else self.goals[arm]
         return here[0] + turned(frame, part[:3]), product(quat_of(turned(frame, part[3:])), here[1])
 

@@ -44,6 +44,8 @@ class TablePerson:
             action = np.clip(np.zeros(low.shape, np.float32), low, high)
             for part in self._robot.parts:
                 if part.kind in ("joint_target",):
-                    action[self._robot.slice_of(part.name)] = observation.values[part.measured_key][part.measured_slice]
+                    action[self._robot.slice_of(part.name)] = observation.values[part.measured_key][
+                        part.measured_slice
+                    ]
             return HumanInput(action=action)
         return HumanInput()

@@ -30,7 +30,9 @@ POSE = (0.5, 0.05, 0.25, *quat_of(np.array((0.0, 0.6, 0.5))).tolist())
 class Cell:
     """A robot with the table task and a control loop."""
 
-    def __init__(self, make=lambda task: FakeMobileArm(FakeMobileArmConfig(), task=task), *, operator=None, **config):
+    def __init__(
+        self, make=lambda task: FakeMobileArm(FakeMobileArmConfig(), task=task), *, operator=None, **config
+    ):
         self.task = TableTask(TableConfig.from_mapping({"prompt": "do it", "time_limit_s": 1.0, **config}))
         self.raw = make(self.task)
         self.clock = SimulatedClock()
@@ -202,7 +204,9 @@ def test_pose_arms_come_home_in_every_episode(frame):
     pose = cell.board.observation(cell.board.first).values["ee_pose"]
     np.testing.assert_allclose(pose[:3], POSE[:3], atol=0.005)
     assert np.abs(rotation_between(pose[3:7].astype(float), np.array(POSE[3:]))).max() <= 0.02
-    np.testing.assert_allclose(cell.raw.frames[0], pose[3:7], atol=1e-3)  # the frame of the episode is the start pose
+    np.testing.assert_allclose(
+        cell.raw.frames[0], pose[3:7], atol=1e-3
+    )  # the frame of the episode is the start pose
 
 
 def test_24_joints_come_home():

@@ -161,7 +161,9 @@ class Joints:
     def off(self, values: Mapping[str, Array]) -> tuple[float, str]:
         far = np.abs(self._measured(values) - self._target)
         worst = int(far.argmax())
-        return float(far[worst]) / self._tolerance, f"joint '{self._names[worst]}' is {far[worst]:.3f}{self._unit} off"
+        return float(
+            far[worst]
+        ) / self._tolerance, f"joint '{self._names[worst]}' is {far[worst]:.3f}{self._unit} off"
 
     def _measured(self, values: Mapping[str, Array]) -> Vector:
         return values[self._key].reshape(-1)[self._columns].astype(np.float64)

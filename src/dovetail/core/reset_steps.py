@@ -26,8 +26,8 @@ __all__ = ["AskPerson", "MoveTo", "ResetStep", "Wait", "check_targets"]
 class MoveTo:
     """Move some parts and verify that they arrived. The others stand still.
 
-    A target has one value per axis for joints and grippers. For an end effector it is a pose in the base frame, (x, y, z, qw,
-    qx, qy, qz), or only a position. The opening of a gripper is not verified, because it may hold an object.
+    A target has one value per axis for joints and grippers. For an end effector it is a pose in the base frame (x, y, z, qw, qx,
+    qy, qz), or only a position. The opening of a gripper is not verified, because it may hold an object.
     """
 
     name: str  # for errors, such as `home`
@@ -78,7 +78,9 @@ def _check_part(
     part: ActionPart, robot: RobotSpec, target: tuple[float, ...], offset: tuple[float, ...], *, here: str
 ) -> None:
     if part.is_velocity:
-        raise ConfigError(f"{here} is a target, but part '{part.name}' takes {part.kind} actions. Remove it: it stands still")
+        raise ConfigError(
+            f"{here} is a target, but part '{part.name}' takes {part.kind} actions. Remove it: it stands still"
+        )
     if part.kind not in ("joint_target", "gripper", "ee_delta", "ee_target"):
         raise ConfigError(f"{here}: a reset cannot move a part of kind {part.kind}. Remove it")
     is_pose = part.kind.startswith("ee_")
@@ -91,7 +93,9 @@ def _check_part(
     if not np.isfinite((*target, *offset)).all():
         raise ConfigError(f"{here} is {list(target)}. Give finite numbers")
     if part.kind != "gripper" and not part.measured:
-        raise ConfigError(f"{here}: no observation measures part '{part.name}', so arrival cannot be verified. Remove it")
+        raise ConfigError(
+            f"{here}: no observation measures part '{part.name}', so arrival cannot be verified. Remove it"
+        )
     if is_pose and len(target) == 7 and abs(float(np.linalg.norm(target[3:])) - 1.0) > 0.01:
         raise ConfigError(f"{here} has no unit quaternion (qw, qx, qy, qz), but {list(target[3:])}")
     if part.kind == "ee_delta" or not part.low:
@@ -100,4 +104,6 @@ def _check_part(
     low, high, axes = np.array(part.low), np.array(part.high), slice(0, 3 if is_pose else None)
     center = np.array(target[:3] if is_pose else target)
     if (center - far[axes] < low[axes] - 1e-6).any() or (center + far[axes] > high[axes] + 1e-6).any():
-        raise ConfigError(f"{here} is {list(target)}, which with its offsets is outside {list(low)} to {list(high)}")
+        raise ConfigError(
+            f"{here} is {list(target)}, which with its offsets is outside {list(low)} to {list(high)}"
+        )

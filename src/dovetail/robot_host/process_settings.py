@@ -9,6 +9,7 @@ from typing import Any
 from dovetail.actor.actors import ActorConfig
 from dovetail.config.schema import RunConfig
 from dovetail.core.specs import PolicySpec, RobotSpec
+from dovetail.runs.assembly.policy_rate import policy_robot
 
 __all__ = ["ProcessSettings"]
 
@@ -75,7 +76,7 @@ class ProcessSettings:
         config, follows = self.config, self._actor.swap_weights == "chunk"
         return {
             "policy": config.policy.to_plain(),
-            "robot": self.spec.to_json(),
+            "robot": policy_robot(config, self.spec).to_json(),
             "seed": config.run.seed,
             "components": str(self.components) if self.components else None,
             "follow": str(self.weights) if self.weights and follows else None,

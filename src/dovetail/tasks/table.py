@@ -133,7 +133,9 @@ def _motion(name: str, waypoint: Waypoint, rng: np.random.Generator) -> Iterator
         yield MoveTo(
             name=name,
             targets=waypoint.parts,
-            offsets={part: tuple(rng.uniform(-1.0, 1.0, len(most)) * most) for part, most in waypoint.offsets.items()},
+            offsets={
+                part: tuple(rng.uniform(-1.0, 1.0, len(most)) * most) for part, most in waypoint.offsets.items()
+            },
             speed=waypoint.speed,
             tolerance_m=waypoint.tolerance_m,
             tolerance_rad=waypoint.tolerance_rad,

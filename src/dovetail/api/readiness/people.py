@@ -61,7 +61,7 @@ def verdict_findings(config: RunConfig) -> Iterator[Finding]:
             detail=f"success is told by {' and '.join(judges)}"
             if judges
             else f"task '{arm.task.type}' does not know success, and no operator or labeler tells it",
-            remedy="Set operator.type to browser, keyboard, gamepad or pedal, or set labels to [classifier], [vlm] or [human]",
+            remedy="Set operator.type to browser, keyboard, gamepad or pedal, or labels to [classifier], [vlm] or [human]",
         )
 
 

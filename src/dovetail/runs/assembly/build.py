@@ -46,6 +46,7 @@ from dovetail.robot_host.stop_sources import StopSources
 from dovetail.robot_host.stop_watch import StopWatch
 from dovetail.robots.safety import SafeRobot
 from dovetail.runs.assembly.policy_components import build_policy
+from dovetail.runs.assembly.policy_rate import policy_robot
 from dovetail.runs.assembly.workcell import Workcell, build_workcell
 
 __all__ = ["Assembly", "build_assembly", "build_labeler", "build_labeler_chain", "build_trainable", "is_on_policy"]
@@ -93,17 +94,18 @@ class Assembly:
 
     def policy(self) -> Policy:
         """A new, untrained policy that fits robot and task."""
+        robot = policy_robot(self.config, self.robot.spec)
         policy = build_policy(
-            self.config.policy, robot=self.robot.spec, seed=self.config.run.seed, components=self.components
+            self.config.policy, robot=robot, seed=self.config.run.seed, components=self.components
         )
-        match(self.robot.spec, policy=policy.spec, task=self.task.spec)
+        match(robot, policy=policy.spec, task=self.task.spec)
         return policy
 
     def trainable(self) -> TrainablePolicy:
         """A new policy for a learner, on the configured device."""
         device = find_device(self.config.device)
         policy = build_trainable(self.config, self.robot.spec, device=device, components=self.components)
-        match(self.robot.spec, policy=policy.spec, task=self.task.spec)
+        match(policy_robot(self.config, self.robot.spec), policy=policy.spec, task=self.task.spec)
         return policy
 
     def algorithm(self, policy: TrainablePolicy) -> Algorithm:
@@ -130,7 +132,11 @@ class Assembly:
     def score(self, episode: Episode) -> EpisodeScore:
         """The score of an evaluation episode. If the task does not know success and no person judged it, the labelers do."""
         score = EpisodeScore.of(episode)
-        if not self.workcell.needs_verdict or episode.outcome is not Outcome.TIMEOUT or episode.judgement is not None:
+        if (
+            not self.workcell.needs_verdict
+            or episode.outcome is not Outcome.TIMEOUT
+            or episode.judgement is not None
+        ):
             return score
         chain = self.labeler_chain()
         try:
@@ -331,7 +337,9 @@ def build_trainable(
     config: RunConfig, robot: RobotSpec, *, device: torch.device, components: Path | None = None
 ) -> TrainablePolicy:
     """A new policy for a learner. `components`: see Assembly."""
-    policy = build_policy(config.policy, robot=robot, seed=config.run.seed, components=components)
+    policy = build_policy(
+        config.policy, robot=policy_robot(config, robot), seed=config.run.seed, components=components
+    )
     if not isinstance(policy, LearnsByImitation):
         raise UsageError(
             f"policy '{config.policy.type}' has no imitation_loss and cannot be trained. Choose another policy, or train "
