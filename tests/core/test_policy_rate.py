@@ -1,5 +1,7 @@
 """A policy at a lower rate than its robot: targets pass through the chunk's points, deltas keep their sum."""
 
+import itertools
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -73,7 +75,7 @@ def test_rotation_targets_turn_the_short_way_between_equal_representations():
     chunk[0, 3:6], chunk[1, 3:6] = (0.0, 0.0, 3.0), (0.0, 0.0, -3.0)  # 0.28 rad apart, not 6
     actions = to_ticks(TARGETS.parts, chunk, 5, how="linear").astype(np.float64)
     quats = [quat_of(turn) for turn in actions[4:, 3:6]]
-    steps = [np.linalg.norm(rotation_between(a, b)) for a, b in zip(quats, quats[1:], strict=False)]
+    steps = [np.linalg.norm(rotation_between(a, b)) for a, b in itertools.pairwise(quats)]
     np.testing.assert_allclose(steps, (2 * np.pi - 6.0) / 5, atol=1e-5)
 
 

@@ -59,8 +59,8 @@ class ActorConfig(Config):
     policy_hz: float | None = Field(default=None, gt=0.0)
     """Steps of a chunk per second: the robot's control_hz divided by a whole number. Null: one step per tick."""
     resample: Resampling = "chunk"
-    """How steps at `policy_hz` become ticks. linear: targets are interpolated; hold: they are held; both divide deltas. chunk:
-    one step per tick, without `policy_hz`."""
+    """How steps at `policy_hz` become ticks. linear: targets are interpolated; hold: they are held; both divide deltas.
+    chunk: one step per tick, without `policy_hz`."""
     layout: Literal["one_process", "processes"] = "one_process"
     """Control, inference and recording in one process, or each in its own, with a guard. A real arm needs `processes`."""
     simulated_delay_ticks: int = Field(default=0, ge=0)
@@ -108,8 +108,8 @@ def policy_ticks(config: ActorConfig, *, control_hz: float) -> int:
     ticks = ticks_per_step(control_hz=control_hz, policy_hz=config.policy_hz)
     if ticks > 1 and config.resample == "chunk":
         raise ConfigError(
-            f"actor.policy_hz is {config.policy_hz:g}, but the robot's rate is {control_hz:g} Hz. Set actor.resample to linear "
-            "or hold"
+            f"actor.policy_hz is {config.policy_hz:g}, but the robot's rate is {control_hz:g} Hz. Set actor.resample to "
+            "linear or hold"
         )
     return ticks
 

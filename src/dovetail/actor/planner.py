@@ -154,8 +154,8 @@ class Planner:
         if self._ticks == 1:
             return rest
         steps = to_steps(self._spec.parts, rest, self._ticks)
-        whole = np.isfinite(rest).all(axis=1).reshape(-1, self._ticks).all(axis=1)
-        return np.where(whole[:, None], steps, np.float32(np.nan))
+        whole = np.isfinite(rest).reshape(len(steps), -1).all(axis=1, keepdims=True)
+        return np.where(whole, steps, np.float32(np.nan))
 
     def _take_answer(self, tick: int, horizon: int) -> None:
         """Use the answer if it is ready and valid."""

@@ -167,12 +167,12 @@ class ReaderFiles:
 
     def _read_combined(self, name: str, steps: Array, alive: Array, ticks: int, out: Array) -> None:
         """Combine the recorded steps [B, H * ticks] of each policy step."""
-        values = self._column(name, steps)
+        values, found = self._column(name, steps), out
         if name in ("action", "achieved"):
             found = to_steps(self.layout.robot.parts, values, ticks, exists=alive)  # [B, H, A]
         else:
             by_step = values.reshape(len(values), -1, ticks)
-            found = by_step.any(axis=-1) if name == "human" else by_step[..., 0]
+            found = by_step.max(axis=-1) if name == "human" else by_step[..., 0]
         out[:] = found.reshape(out.shape)
 
     def _steps_from(self, rows: Array, num_steps: int, head_row: int) -> tuple[Array, Array, list[Array]]:
