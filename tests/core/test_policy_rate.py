@@ -4,7 +4,7 @@ import itertools
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
@@ -25,6 +25,7 @@ def chunks(spec, horizon=4):
     return arrays(np.float32, (horizon, spec.action.shape[0]), elements=NUMBERS)
 
 
+@settings(deadline=None)
 @given(chunks(MOBILE), st.integers(1, 7), arrays(np.float32, (5,), elements=NUMBERS))
 def test_linear_targets_pass_through_every_point_of_the_chunk(chunk, ticks, before):
     actions = to_ticks(MOBILE.parts, chunk, ticks, how="linear", before=before)
@@ -39,6 +40,7 @@ def test_linear_targets_pass_through_every_point_of_the_chunk(chunk, ticks, befo
     )  # gripper, velocities: held
 
 
+@settings(deadline=None)
 @given(chunks(DELTAS), st.integers(1, 7), st.sampled_from(["linear", "hold"]))
 def test_deltas_keep_their_sum(chunk, ticks, how):
     actions = to_ticks(DELTAS.parts, chunk, ticks, how=how)
@@ -47,6 +49,7 @@ def test_deltas_keep_their_sum(chunk, ticks, how):
 
 
 @pytest.mark.parametrize("spec", [MOBILE, DELTAS, TARGETS])
+@settings(deadline=None)
 @given(data=st.data(), ticks=st.integers(1, 6), how=st.sampled_from(["linear", "hold"]))
 def test_steps_to_ticks_and_back_is_the_same_chunk(spec, data, ticks, how):
     chunk = data.draw(chunks(spec))

@@ -71,7 +71,7 @@ def _is_person(operator: str) -> bool:
 
 
 def _asked_labelers(config: RunConfig) -> Iterator[str]:
-    """Labelers that look at an episode which nobody judged: those before one that is sure of a timeout."""
+    """Labelers that look at an episode without a verdict: those before one that is sure of a timeout."""
     for section in config.labels:
         kind = resolve("labeler", section.type)
         if not (isinstance(kind, RepeatsOutcome) and kind.repeats_outcome):

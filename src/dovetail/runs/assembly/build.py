@@ -143,7 +143,7 @@ class Assembly:
             state = chain.ask(episode)
             while not state.finished:
                 state = chain.resume(episode, state)
-        except LabelError:  # for example, a server does not answer: nobody knows
+        except LabelError:  # for example, a server does not answer
             return replace(score, success=None)
         return replace(score, success=None if state.decided is None else state.decided.success)
 
