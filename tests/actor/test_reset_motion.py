@@ -96,7 +96,7 @@ def test_a_blocked_joint_never_gets_a_command_far_ahead_of_it():
         return executed
 
     raw.send = stuck
-    with pytest.raises(RobotFault, match="joint 'shoulder' is 1.000 rad off"):
+    with pytest.raises(RobotFault, match=r"joint 'shoulder' is 1\.000 rad off"):
         move(raw, targets={"arm": (1.0, 0.0)}, timeout_s=4.0, speed=0.2)
     assert np.abs(np.array(sent)[:, 0]).max() <= 0.15 + 1e-6
 

@@ -290,6 +290,18 @@ def test_evaluation_accepts_stop_but_no_driving():
     assert operator.poll(OBSERVATION).event is Event.ACKNOWLEDGE  # an acknowledged stop has no effect
 
 
+def test_evaluation_that_a_person_judges_accepts_verdicts_but_no_driving():
+    operator, writer = make_operator(may_drive=False, may_judge=True)
+    writer.drive(session=1, sequence=1, held=True, axes=[1, 0, 0, 0, 0, 0, 0])
+    for event in (Event.DISCARD, Event.RESET, Event.FAILURE):
+        writer.post(event)
+    polled = operator.poll(OBSERVATION)
+    assert polled == HumanInput(event=Event.FAILURE)
+    writer.post(Event.SUCCESS)
+    assert operator.poll(OBSERVATION) == HumanInput(event=Event.SUCCESS)
+    assert operator.name == "browser"
+
+
 def test_demonstration_waits_for_the_operator():
     operator, writer = make_operator(BrowserOperator(BrowserConfig()), demonstrates=True)
     assert operator.name == "browser"

@@ -20,7 +20,8 @@ from dovetail.learn.batches import batch_arrays
 from dovetail.robot_host.process_settings import ProcessSettings
 from dovetail.runs.assembly.build import build_assembly
 from dovetail.runs.assembly.fleet import Fleet
-from dovetail.runs.assembly.seen_images import image_size, policy_robot
+from dovetail.runs.assembly.policy_rate import policy_robot
+from dovetail.runs.assembly.seen_images import image_size
 from dovetail.runs.experience import Experience, image_codec
 from dovetail.runs.folder import RunFolder
 from dovetail.runtime.inline import InlineRun

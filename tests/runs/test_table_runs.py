@@ -1,6 +1,7 @@
 """The table task in collect, run and eval, on robots of every kind, with a person or a labeler as the judge."""
 
 import json
+import os
 import time
 from typing import ClassVar
 
@@ -12,21 +13,23 @@ from dovetail.api.readiness import refuse_unready
 from dovetail.cli.main import main
 from dovetail.config.load import load
 from dovetail.config.model import Config
-from dovetail.config.schema import PluginSection
 from dovetail.config.safety import SafetyConfig
+from dovetail.config.schema import PluginSection
 from dovetail.core.types import Event, HumanInput, Labels, Outcome, Purpose
+from dovetail.episodes.log import EpisodeLog
 from dovetail.human.device import VerdictsOnly
 from dovetail.live.link import LiveLink
 from dovetail.live.view import LiveView
 from dovetail.runs.assembly.build import build_assembly
 from dovetail.runs.assembly.workcell import build_workcell
 from dovetail.runs.roles.robot import evaluation_episodes
+from support import TESTS
 from support.waiting import wait_until
 
 PERSON = "support.table_person:TablePerson"
 COMMON = f"""
 task: {{type: table, prompt: put it there, time_limit_s: 2, ask: place the part}}
-operator: {{type: "{PERSON}"}}
+operator: {{type: "{PERSON}", start_at: 8, judge_at: 14}}
 policy: {{type: gaussian_mlp, hidden: [16]}}
 algorithm: {{type: rlpd, batch_size: 16, hidden: [16]}}
 learner: {{utd: 0.2, warmup_updates: 3, bc_updates: 3}}
@@ -34,8 +37,8 @@ run: {{demos: 2, env_steps: 30, eval_episodes: 2, untrained_episodes: 0, video_e
 """
 JOINTS = "[0.0, 0.009, 0.0, -2.3, 0.0, 2.3, 0.6]"
 ROBOTS = {
-    "mobile": 'robot: {type: "dovetail.testing.mobile_arm:FakeMobileArm", control_hz: 50}\n'
-    "policy: {inputs: [joint_pos, opening, base_velocity]}\ntask: {home: {parts: {arm: [0.5, -0.5]}}}",
+    "mobile": 'robot: {type: "dovetail.testing.mobile_arm:FakeMobileArm", control_hz: 20}\n'
+    "policy: {inputs: [joint_pos]}\ntask: {home: {parts: {arm: [0.5, -0.5]}}}",
     "sim": "robot: {type: sim}\npolicy: {inputs: [ee_pose]}\n"
     "task: {home: {parts: {arm: [0.45, 0.05, 0.2, 0, 1, 0, 0], gripper: [1]}}}",
     "sim, joints": f"robot: {{type: sim, action: joint}}\npolicy: {{inputs: [joint_pos]}}\n"
@@ -64,6 +67,20 @@ def test_collect_run_and_eval(robot, tmp_path, capfd):
     assert lost.success_rate == 0.0
     late = evaluate("a", [f"operator={{type: '{PERSON}', verdict: ''}}"], num_episodes=1, runs_dir=runs)
     assert late.success_rate == 0.0  # nobody pressed success within the time limit
+
+
+@pytest.mark.extended
+def test_collect_in_processes(tmp_path, capfd, monkeypatch):
+    """The control process moves home, asks and waits; the supervisor's terminal shows the request."""
+    monkeypatch.setenv("PYTHONPATH", str(TESTS), prepend=os.pathsep)
+    runs, sources = str(tmp_path / "runs"), written(tmp_path, "sim")
+    assert main(["collect", *sources, "actor.layout=processes", "--runs-dir", runs, "--name", "a"]) == 0
+    assert "place the part. Then press start" in capfd.readouterr().out
+    log = EpisodeLog(tmp_path / "runs/a/episodes")
+    for episode_id in log.ids():
+        episode = log.load(episode_id)
+        assert episode.outcome is Outcome.SUCCESS and episode.reset_s > 0.5
+        np.testing.assert_allclose(episode.column("observation/ee_pose")[0, :3], (0.45, 0.05, 0.2), atol=0.006)
 
 
 def test_a_run_in_which_nothing_tells_success_is_refused_in_one_line(tmp_path, capfd):

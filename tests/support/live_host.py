@@ -150,7 +150,7 @@ def processes(tmp_path, monkeypatch):
     mark = f"{os.getpid()}-{time.monotonic_ns()}"
     monkeypatch.setenv("LIVE_HOST", mark)
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    monkeypatch.setenv("PYTHONPATH", str(TESTS))
+    monkeypatch.setenv("PYTHONPATH", str(TESTS), prepend=os.pathsep)
     monkeypatch.setenv("TMPDIR", str(temporary))
     monkeypatch.setattr("tempfile.tempdir", str(temporary))
     threads, files, shared = set(threading.enumerate()), _open_files(), set(os.listdir("/dev/shm"))

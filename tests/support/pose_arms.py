@@ -37,7 +37,7 @@ def _pose_part(name, kind, frame, measured):
 
 
 class PoseArms:
-    """`adds_to`: deltas are added to the servo `reference` or to the `measured` pose. Each tick covers `share` of the way."""
+    """`adds_to`: deltas are added to the servo `reference` or the `measured` pose. Each tick covers `share` of the way."""
 
     def __init__(self, kind, frame, *, num_arms=1, adds_to="reference", share=0.6, hz=10.0, task=None):
         names = [f"arm{number}" for number in range(num_arms)]

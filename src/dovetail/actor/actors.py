@@ -21,7 +21,8 @@ from dovetail.actor.telemetry import Telemetry
 from dovetail.config.model import Config
 from dovetail.core.clock import SimulatedClock, boot_id
 from dovetail.core.contracts import Clock, GuardedRobot, Operator, Policy, Recorder, Task
-from dovetail.core.errors import RobotFault
+from dovetail.core.errors import ConfigError, RobotFault
+from dovetail.core.policy_rate import Resampling, ticks_per_step
 from dovetail.core.specs import PolicySpec, RobotSpec
 from dovetail.core.types import Array, Episode, EpisodeOrder, EpisodeStart, Outcome, WeightSnapshot
 
@@ -34,6 +35,7 @@ __all__ = [
     "board_layout",
     "make_loop",
     "make_start",
+    "policy_ticks",
 ]
 
 
@@ -53,7 +55,12 @@ class ActorConfig(Config):
     REMOVED: ClassVar[Mapping[str, str]] = {"delay_window": "the expected delay is the longest of the last 10"}
 
     execution_horizon: int | None = Field(default=None, ge=1)
-    """Ticks of a chunk that are executed. Null: the whole chunk if the arm waits for the next one, or else half of it."""
+    """Steps of a chunk that are executed. Null: the whole chunk if the arm waits for the next one, or else half of it."""
+    policy_hz: float | None = Field(default=None, gt=0.0)
+    """Steps of a chunk per second: the robot's control_hz divided by a whole number. Null: one step per tick."""
+    resample: Resampling = "chunk"
+    """How steps at `policy_hz` become ticks. linear: targets are interpolated; hold: they are held; both divide deltas.
+    chunk: one step per tick, without `policy_hz`."""
     layout: Literal["one_process", "processes"] = "one_process"
     """Control, inference and recording in one process, or each in its own, with a guard. A real arm needs `processes`."""
     simulated_delay_ticks: int = Field(default=0, ge=0)
@@ -84,9 +91,27 @@ def board_layout(
     config: ActorConfig, *, robot: RobotSpec, policy: PolicySpec | None, extras: Mapping[str, Array]
 ) -> BoardLayout:
     """A board with enough rows for a slow recorder and for the longest history."""
-    longest = max((policy.history.values() if policy else ()), default=1)
+    ticks = policy_ticks(config, control_hz=robot.control_hz)
+    longest = max((policy.history.values() if policy else ()), default=1) * ticks
     num_rows = round(max(config.recorder_buffer_s, 2 * config.flush_every_s) * robot.control_hz) + longest + 8
-    return BoardLayout.of(robot, extras=extras, horizon=policy.horizon if policy else 1, num_rows=num_rows)
+    return BoardLayout.of(
+        robot,
+        extras=extras,
+        horizon=policy.horizon if policy else 1,
+        num_rows=num_rows,
+        ticks_per_step=ticks,
+    )
+
+
+def policy_ticks(config: ActorConfig, *, control_hz: float) -> int:
+    """Control ticks of one step of the policy. Raises ConfigError for rates that do not fit."""
+    ticks = ticks_per_step(control_hz=control_hz, policy_hz=config.policy_hz)
+    if ticks > 1 and config.resample == "chunk":
+        raise ConfigError(
+            f"actor.policy_hz is {config.policy_hz:g}, but the robot's rate is {control_hz:g} Hz. Set actor.resample to "
+            "linear or hold"
+        )
+    return ticks
 
 
 def make_loop(
@@ -117,6 +142,8 @@ def make_loop(
             clock=clock,
             telemetry=telemetry,
             execution_horizon=config.execution_horizon or default,
+            ticks_per_step=policy_ticks(config, control_hz=robot.spec.control_hz),
+            resample=config.resample,
             simulated_delay=config.simulated_delay_ticks if isinstance(clock, SimulatedClock) else None,
             delays=delays or Delays(),
             inference_timeout_s=config.inference_timeout_s,

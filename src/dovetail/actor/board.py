@@ -53,14 +53,18 @@ class BoardLayout:
     observation: Mapping[str, tuple[str, tuple[int, ...]]]
     extras: Mapping[str, tuple[str, tuple[int, ...]]]
     chunk: tuple[int, int]  # H, A
+    ticks_per_step: int = 1  # rows per step of the policy's history
 
     @staticmethod
-    def of(robot: RobotSpec, *, extras: Mapping[str, Array], horizon: int, num_rows: int) -> BoardLayout:
+    def of(
+        robot: RobotSpec, *, extras: Mapping[str, Array], horizon: int, num_rows: int, ticks_per_step: int = 1
+    ) -> BoardLayout:
         return BoardLayout(
             num_rows=num_rows,
             observation={key: (spec.dtype, spec.shape) for key, spec in robot.observation.items()},
             extras={name: (value.dtype.str, value.shape) for name, value in extras.items()},
             chunk=(horizon, robot.action.shape[0]),
+            ticks_per_step=ticks_per_step,
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -69,6 +73,7 @@ class BoardLayout:
             "observation": self.observation,
             "extras": self.extras,
             "chunk": self.chunk,
+            "ticks_per_step": self.ticks_per_step,
         }
 
     @staticmethod
@@ -81,6 +86,7 @@ class BoardLayout:
             observation=arrays(data["observation"]),
             extras=arrays(data["extras"]),
             chunk=(data["chunk"][0], data["chunk"][1]),
+            ticks_per_step=data.get("ticks_per_step", 1),
         )
 
     @property
@@ -425,15 +431,15 @@ class Board:
     # ---- other processes read
 
     def inputs(self, spec: PolicySpec, *, row: int, first: int) -> dict[str, Array]:
-        """Inputs of a policy at a row, as a batch of one. History starts at row `first`, left-padded and masked. Images
-        have the sizes that the policy looks at."""
+        """Inputs of a policy at a row, as a batch of one. History starts at row `first`, left-padded and masked. It has one
+        entry per step of the policy. Images have the sizes that the policy looks at."""
         inputs: dict[str, Array] = {}
         for key, array in spec.observation.items():
             num_wanted = spec.history.get(key, 1)
-            rows = np.maximum(np.arange(row - num_wanted + 1, row + 1), first)
-            values = self._seen(key, rows, array, first=first)
+            wanted = row - self.layout.ticks_per_step * np.arange(num_wanted - 1, -1, -1)
+            values = self._seen(key, np.maximum(wanted, first), array, first=first)
             if key in spec.history:
-                inputs[f"{key}/mask"] = (np.arange(row - num_wanted + 1, row + 1) >= first)[None]
+                inputs[f"{key}/mask"] = (wanted >= first)[None]
                 inputs[key] = values[None]
             else:
                 inputs[key] = values

@@ -200,6 +200,7 @@ class ControlLoop:
     def _begin(self, order: EpisodeOrder) -> None:
         self._stopped = self._is_invalid = self._was_started = False
         self._num_steps = 0
+        self._executed: Array | None = None  # the last action of the episode
         self._since_human = self._settle_ticks
         self._num_idle = _EASE_TICKS  # at rest
         self._sent_ns = self._deadline_ns = 0
@@ -275,7 +276,7 @@ class ControlLoop:
         else:
             self._since_human += 1
             correcting = self._since_human <= self._settle_ticks
-            planned = self._planner.action_for(row, horizon=1 if correcting else None)
+            planned = self._planner.action_for(row, horizon=1 if correcting else None, before=self._executed)
             if planned is None:
                 self._record(row, extras, executed=self._hold())
             else:
@@ -299,6 +300,7 @@ class ControlLoop:
         planned: PlannedAction | None = None,
     ) -> None:
         """Record the action that was just sent. `proposed` defaults to `executed`."""
+        self._executed = executed
         self._sent_ns = self._clock.now_ns()
         safety = self._robot.safety_extras()
         self._telemetry.count("clipped", int(safety["safety_clipped"].any()))

@@ -13,6 +13,7 @@ from dovetail.actor.telemetry import Telemetry
 from dovetail.core.clock import NS_PER_S
 from dovetail.core.contracts import Clock
 from dovetail.core.errors import RobotFault
+from dovetail.core.policy_rate import Resampling, to_steps, to_ticks
 from dovetail.core.specs import PolicySpec
 from dovetail.core.types import Array
 
@@ -43,7 +44,8 @@ class PlannedAction:
 class Planner:
     """Call `action_for(tick)` each tick that the policy acts, and `interrupt()` when the plan becomes invalid.
 
-    In simulated time, inference takes `simulated_delay` ticks. None means real time: inference takes as long as it takes.
+    Plans count ticks; requests and answers count steps of the policy, which last `ticks_per_step` ticks. In simulated time,
+    inference takes `simulated_delay` ticks. None means real time: inference takes as long as it takes.
     """
 
     def __init__(
@@ -56,6 +58,8 @@ class Planner:
         telemetry: Telemetry,
         execution_horizon: int,
         simulated_delay: int | None,
+        ticks_per_step: int = 1,
+        resample: Resampling = "chunk",
         delays: Delays | None = None,
         inference_timeout_s: float = 2.0,
         max_bad_chunks: int = 5,
@@ -68,7 +72,8 @@ class Planner:
             clock,
             telemetry,
         )
-        self._horizon = min(execution_horizon, spec.horizon)
+        self._ticks, self._resample = ticks_per_step, resample
+        self._horizon = min(execution_horizon, spec.horizon) * ticks_per_step
         self._simulated_delay = simulated_delay
         self._stall_ns = round(inference_timeout_s * NS_PER_S)
         self._max_bad_chunks = max_bad_chunks
@@ -95,10 +100,16 @@ class Planner:
         self._plan: Plan | None = None
         self._request: Request | None = None
         self._requested_ns = 0
+        self._before: Array | None = None  # executed in the tick before the request
+        self._executed: Array | None = None  # executed in the last tick
 
-    def action_for(self, tick: int, *, horizon: int | None = None) -> PlannedAction | None:
-        """The action of this tick. None means hold. A `horizon` shortens the execution of chunks."""
+    def action_for(
+        self, tick: int, *, horizon: int | None = None, before: Array | None = None
+    ) -> PlannedAction | None:
+        """The action of this tick. None means hold. A `horizon` in ticks shortens the execution of chunks. `before` is the
+        executed action of the last tick, from which targets are interpolated."""
         horizon = min(horizon or self._horizon, self._horizon)
+        self._executed = before
         self._take_answer(tick, horizon)
         if self._request is None and (self._plan is None or self._plan.is_due(tick, horizon=horizon)):
             self._send_request(tick, horizon)
@@ -119,19 +130,32 @@ class Planner:
     def _send_request(self, tick: int, horizon: int) -> None:
         plan = self._plan
         prefix = self._mode.prefix(plan, tick=tick)
+        num_ticks = self._spec.horizon * self._ticks
         # guidance needs the executed part of the old chunk as horizon, so that the rest is valid to its end
         used = tick - plan.origin if plan is not None and prefix is not None else horizon
+        self._before = self._executed
+        delay = self._delays.estimate(most=num_ticks - used)
+        num_used = -(-used // self._ticks)  # a step that has begun is used
         self._request = Request(
             row=tick,
             first=self._first,
-            delay=self._delays.estimate(most=self._spec.horizon - used),
-            horizon=max(used, 1),
+            # a step that begins before the new chunk runs is committed as a whole
+            delay=min(-(-delay // self._ticks), self._spec.horizon - min(num_used, self._spec.horizon)),
+            horizon=max(num_used, 1),
             seed=int(self._rng.integers(2**63)),
             deterministic=self._deterministic,
-            prefix=prefix,
+            prefix=None if prefix is None else self._committed(prefix),
         )
         self._requested_ns = self._clock.now_ns()
         self._inference.ask(self._request)
+
+    def _committed(self, rest: Array) -> Array:
+        """The rest of the plan in steps of the policy, from the current tick on; NaN where it has no whole step."""
+        if self._ticks == 1:
+            return rest
+        steps = to_steps(self._spec.parts, rest, self._ticks)
+        whole = np.isfinite(rest).reshape(len(steps), -1).all(axis=1, keepdims=True)
+        return np.where(whole, steps, np.float32(np.nan))
 
     def _take_answer(self, tick: int, horizon: int) -> None:
         """Use the answer if it is ready and valid."""
@@ -151,10 +175,12 @@ class Planner:
             return
         delay = tick - request.row
         self._delays.measured(delay)
+        before = self._before if self._mode.overlaps else self._executed  # the tick before the chunk's first
+        actions = to_ticks(self._spec.parts, answer.actions, self._ticks, how=self._resample, before=before)
         chunk = Plan(
-            actions=answer.actions,
+            actions=actions,
             origin=request.row,
-            num_usable=len(answer.actions),
+            num_usable=len(actions),
             policy_version=answer.policy_version,
             chunk_id=self._chunk_id + 1,
         )

@@ -164,7 +164,7 @@ def _play(
             episode = player.play(contenders[side], index)
             if episode is None:
                 return replace(comparison, stopped=True)
-            played[side] = EpisodeScore.of(episode)
+            played[side] = player.score(contenders[side], episode)
         comparison = replace(comparison, scores=(*comparison.scores, (played[0], played[1])))
         on_pair(comparison)
         if comparison.answer is not Answer.CANNOT_TELL:

@@ -116,6 +116,7 @@ def evaluate(
     config = load_saved(source.folder.path, overrides, quiet=True).config if overrides else source.folder.config
     config = with_viewer(config, viewer=viewer, realtime=realtime)
     refuse_without_verdict(config)
+    _refuse_other_rate(source.folder.config, config)
     if seed is not None:
         config = config.model_copy(update={"run": config.run.model_copy(update={"seed": seed})})
     arms, label, used, not_recorded = [], "", None, ""
@@ -137,6 +138,12 @@ def evaluate(
     return Evaluation(
         weights=label, version=used, seed=config.run.seed, arms=tuple(arms), not_recorded=not_recorded
     )
+
+
+def _refuse_other_rate(trained: RunConfig, config: RunConfig) -> None:
+    from dovetail.runs.assembly.policy_rate import refuse_other_rate
+
+    refuse_other_rate(trained, config)
 
 
 def _arms(config: RunConfig) -> list[tuple[str | None, RunConfig]]:

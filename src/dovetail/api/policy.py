@@ -18,7 +18,7 @@ from dovetail.episodes.log import EpisodeLog
 from dovetail.robot_host.following_policy import FollowingPolicy
 from dovetail.runs.assembly.build import build_assembly
 from dovetail.runs.assembly.policy_components import build_policy, check_size
-from dovetail.runs.assembly.seen_images import policy_robot
+from dovetail.runs.assembly.policy_rate import policy_robot
 from dovetail.runs.folder import RunFolder
 from dovetail.weights.store import DiskWeightStore
 
@@ -30,7 +30,7 @@ class RunPolicy:
 
     policy.reset()  # at the start of each episode
     chunk = policy.act({"ee_twist": ..., "ee_error": ..., "task_state": ...})
-    chunk.actions  # [H, A], in the units of the robot's action spec
+    chunk.actions  # [H, A], in the units of the robot's action spec; with actor.policy_hz, call it at that rate
     """
 
     def __init__(self, policy: Policy, snapshot: WeightSnapshot, *, prompt: str = "") -> None:
@@ -93,7 +93,9 @@ def following_policy(source: WeightSource, *, log: Callable[[str], None]) -> Fol
 
 def _build(folder: RunFolder, robot: RobotSpec) -> Policy:
     config = folder.config
-    return build_policy(config.policy, robot=robot, seed=config.run.seed, components=folder.components)
+    return build_policy(
+        config.policy, robot=policy_robot(config, robot), seed=config.run.seed, components=folder.components
+    )
 
 
 def _robot_and_prompt(folder: RunFolder) -> tuple[RobotSpec, str]:

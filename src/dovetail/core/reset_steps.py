@@ -26,7 +26,7 @@ __all__ = ["AskPerson", "MoveTo", "ResetStep", "Wait", "check_targets"]
 class MoveTo:
     """Move some parts and verify that they arrived. The others stand still.
 
-    A target has one value per axis for joints and grippers. For an end effector it is a pose in the base frame, (x, y, z, qw,
+    A target has one value per axis for joints and grippers. For an end effector it is a pose in the base frame (x, y, z, qw,
     qx, qy, qz), or only a position. The opening of a gripper is not verified, because it may hold an object.
     """
 

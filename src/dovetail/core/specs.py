@@ -320,7 +320,8 @@ def _axes_of(parts: tuple[ActionPart, ...], kinds: tuple[str, ...]) -> npt.NDArr
 class PolicySpec:
     """Inputs of a policy, and its output: chunks of `horizon` actions.
 
-    `history` counts control ticks per key. Other keys are given at the current tick only.
+    `history` counts steps per key: control ticks, or steps at `actor.policy_hz`. Other keys are given at the current tick
+    only.
     """
 
     name: str

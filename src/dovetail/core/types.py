@@ -98,7 +98,7 @@ class ActContext:
     """Inputs of a policy apart from the observation.
 
     `prefix` [B, H, A] holds the committed actions (real-time chunking). `delay` is how many of them run before the new
-    chunk can start. `horizon` is how many ticks of a chunk are executed.
+    chunk can start. `horizon` is how many steps of a chunk are executed. All count steps of the policy.
     """
 
     deterministic: bool = False
@@ -388,7 +388,10 @@ class Window:
 
     `num_steps` is the n of n-step returns. With `stop_at_takeover`, a return ends where a person takes over, because later
     rewards are not the policy's. A `horizon` above 1 reads the next actions, [H, A], padded and masked past the end.
-    `history` counts control ticks per observation key, including the current one, left-padded and masked.
+    `history` counts steps per observation key, including the current one, left-padded and masked.
+
+    All of them count steps of the policy, which last `ticks_per_step` recorded steps. The actions of one are combined
+    (`core.policy_rate`), `gamma` discounts per policy step, and history has every `ticks_per_step`-th observation.
     """
 
     gamma: float = 1.0
@@ -396,6 +399,7 @@ class Window:
     stop_at_takeover: bool = False
     horizon: int = 1
     history: Mapping[str, int] = field(default_factory=dict)
+    ticks_per_step: int = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -64,8 +64,8 @@ class ConsoleControl:
 class OperatorWithConsole:
     """Adds the console to an operator. Input from the console has priority.
 
-    Without `may_drive`, as in an evaluation, the console can still pause, stop and acknowledge, and with `may_judge` also press
-    success and failure. With `demonstrates`, the episode waits for the console to start.
+    Without `may_drive`, as in an evaluation, the console can still pause, stop and acknowledge, and with `may_judge` also
+    press success and failure. With `demonstrates`, the episode waits for the console to start.
     """
 
     def __init__(

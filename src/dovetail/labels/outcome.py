@@ -34,7 +34,7 @@ class OutcomeConfig(Config):
     stages: tuple[Stage, ...] = ()
     """Intermediate goals by the task's metrics, with additional rewards."""
     timeout_confidence: float = Field(default=1.0, ge=0.0, le=1.0)
-    """Confidence that an episode which nobody judged before the time limit is no success. Below labeling.min_confidence, the
+    """Confidence that an episode without a verdict at the time limit is no success. Below labeling.min_confidence, the
     next labeler is asked."""
     operator_wins: bool = True
     """The operator's judgement, if there is one, overrides the task's verdict."""

@@ -96,7 +96,11 @@ class Batches:
         rng: np.random.Generator,
         device: torch.device | str = "cpu",
         num_ahead: int | None = None,
+        ticks_per_step: int = 1,
     ) -> None:
+        """`ticks_per_step`: recorded steps of one step of the policy, see `Window`."""
+        self._ticks_per_step = ticks_per_step
+        request = _at_policy_rate(request, ticks_per_step)
         self._request, self._replay, self._rng = request, replay, rng
         self._device = torch.device(device)
         arrays = batch_arrays(request, robot)
@@ -109,6 +113,7 @@ class Batches:
 
     def set_request(self, request: SampleRequest) -> None:
         """Draw from other views from now on. Call between two calls of `take`."""
+        request = _at_policy_rate(request, self._ticks_per_step)
         if self._shape(request) != self._shape(self._request):
             raise ValueError(
                 "an algorithm may change the views of its sample_request, but not the number or content of rows"
@@ -164,6 +169,24 @@ class Batches:
             self._replay.sample(rows, view=view, rng=self._rng, window=self._request.window)
             first += num_rows
         return dict(self._rng.bit_generator.state)
+
+
+def _at_policy_rate(request: SampleRequest, ticks: int) -> SampleRequest:
+    """The request in recorded steps. A run of steps from one source must last as many ticks."""
+    if ticks == 1:
+        return request
+
+    def longer(view: View) -> View:
+        whole = view.min_source_run * ticks if view.min_source_run > 1 else 1
+        return dataclasses.replace(view, min_source_run=whole)
+
+    return dataclasses.replace(
+        request,
+        rows={longer(view): num_rows for view, num_rows in request.rows.items()},
+        window=dataclasses.replace(request.window, ticks_per_step=ticks),
+        when_empty=None if request.when_empty is None else longer(request.when_empty),
+        shares={name: (longer(one), longer(other)) for name, (one, other) in request.shares.items()},
+    )
 
 
 class _Slot:

@@ -41,6 +41,7 @@ class Learner:
         num_ahead: int | None = None,
         max_bad_updates: int = 100,
         device: torch.device | str = "cpu",
+        ticks_per_step: int = 1,
     ) -> None:
         self._algorithm = algorithm
         self._rng = rng
@@ -53,6 +54,7 @@ class Learner:
             rng=rng,
             num_ahead=num_ahead,
             device=device,
+            ticks_per_step=ticks_per_step,
         )
         self._bad = BadUpdates(max_bad_updates)
         self.healthy = True  # False after a failed update; the state must not be saved

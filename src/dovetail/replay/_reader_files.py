@@ -13,6 +13,7 @@ import numpy as np
 
 from dovetail.core.disk import load_json, read_file
 from dovetail.core.errors import StoreError
+from dovetail.core.policy_rate import to_steps
 from dovetail.core.types import Array, Window
 from dovetail.replay._layout import SCHEMA, Layout
 from dovetail.replay._rings import Counters, Ring, fence, ring_paths
@@ -127,12 +128,14 @@ class ReaderFiles:
         copy_threads: CopyThreads,
     ) -> dict[str, int]:
         """Fill the batch; returns the oldest row, and the oldest frame of each camera, that it read."""
-        steps, alive, after = self._steps_from(rows, max(window.horizon, window.num_steps), head_row)
-        earned, ends = alive[:, : window.num_steps], after[min(window.num_steps, len(after)) - 1]
-        if window.stop_at_takeover and window.num_steps > 1:
-            earned = earned & self._before_takeover(steps[:, : window.num_steps])
+        ticks = window.ticks_per_step
+        num_steps, horizon = window.num_steps * ticks, window.horizon * ticks  # as recorded
+        steps, alive, after = self._steps_from(rows, max(horizon, num_steps), head_row)
+        earned, ends = alive[:, :num_steps], after[min(num_steps, len(after)) - 1]
+        if window.stop_at_takeover and num_steps > 1:
+            earned = earned & self._before_takeover(steps[:, :num_steps])
             ends = np.stack(after, axis=1)[np.arange(len(rows)), earned.sum(axis=1) - 1]
-        depth = max(window.history.values(), default=1)
+        depth = (max(window.history.values(), default=1) - 1) * ticks + 1
         past = {"observation": self._history_rows(rows, depth), "next": self._history_rows(ends, depth)}
         jobs: list[tuple[str, Array, Array]] = []
         for name, out in into.items():
@@ -142,21 +145,35 @@ class ReaderFiles:
                     (key[:-5], True) if key.endswith("/mask") and key[:-5] in window.history else (key, False)
                 )
                 seen, known = past[side]
-                num_ticks = window.history.get(key)
+                num_wanted = window.history.get(key)
+                back = depth - 1 - ticks * ((num_wanted or 1) - 1)  # the oldest one
                 if mask:
-                    assert num_ticks is not None
-                    out[:] = known[:, -num_ticks:]
+                    out[:] = known[:, back::ticks]
                 else:
-                    jobs.append((key, seen[:, -1] if num_ticks is None else seen[:, -num_ticks:], out))
+                    jobs.append((key, seen[:, -1] if num_wanted is None else seen[:, back::ticks], out))
             elif name == "action/mask":
-                out[:] = alive[:, : window.horizon]
+                out[:] = alive[:, :horizon:ticks]
             elif name in ("action", "achieved", "human", "policy_version"):
-                chosen = steps[:, : window.horizon] if window.horizon > 1 else rows
+                if ticks > 1:
+                    self._read_combined(name, steps[:, :horizon], alive[:, :horizon], ticks, out)
+                    continue
+                chosen = steps[:, :horizon] if horizon > 1 else rows
                 self._read_into(name, chosen, out)
         if "reward" in into or "discount" in into:
-            self._returns(into, steps[:, : window.num_steps], earned, window.gamma)
+            gamma = window.gamma if ticks == 1 else window.gamma ** (1.0 / ticks)
+            self._returns(into, steps[:, :num_steps], earned, gamma)
         oldest = {_ROWS: int(min(past["observation"][0].min(), past["next"][0].min()))}
         return self._observations(jobs, oldest, copy_threads)
+
+    def _read_combined(self, name: str, steps: Array, alive: Array, ticks: int, out: Array) -> None:
+        """Combine the recorded steps [B, H * ticks] of each policy step."""
+        values, found = self._column(name, steps), out
+        if name in ("action", "achieved"):
+            found = to_steps(self.layout.robot.parts, values, ticks, exists=alive)  # [B, H, A]
+        else:
+            by_step = values.reshape(len(values), -1, ticks)
+            found = by_step.max(axis=-1) if name == "human" else by_step[..., 0]
+        out[:] = found.reshape(out.shape)
 
     def _steps_from(self, rows: Array, num_steps: int, head_row: int) -> tuple[Array, Array, list[Array]]:
         """Return the rows of the next K steps [B, K], which of them exist, and for each the row after it.

@@ -105,7 +105,8 @@ class MappedReplayReader:
 
 def _check(into: Mapping[str, Array], window: Window, layout: Layout) -> int:
     """Check names, shapes and dtypes of the caller's arrays; returns the batch size."""
-    counts = {"num_steps": window.num_steps, "horizon": window.horizon, **window.history}
+    counts = {"num_steps": window.num_steps, "horizon": window.horizon, "ticks_per_step": window.ticks_per_step}
+    counts |= window.history
     for name, count in counts.items():
         if count < 1:
             raise UsageError(f"{name} of a replay window is {count}; it must be at least 1")

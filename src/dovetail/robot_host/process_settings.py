@@ -9,7 +9,7 @@ from typing import Any
 from dovetail.actor.actors import ActorConfig
 from dovetail.config.schema import RunConfig
 from dovetail.core.specs import PolicySpec, RobotSpec
-from dovetail.runs.assembly.seen_images import policy_robot
+from dovetail.runs.assembly.policy_rate import policy_robot
 
 __all__ = ["ProcessSettings"]
 

@@ -11,6 +11,7 @@ from dovetail.config.load import config_hash
 from dovetail.config.schema import RunConfig
 from dovetail.core.clock import SimulatedClock
 from dovetail.core.errors import FailureError, UsageError
+from dovetail.core.figures import EpisodeScore
 from dovetail.core.specs import RobotSpec
 from dovetail.core.types import Episode, Outcome, Purpose, WeightSnapshot
 from dovetail.live.link import LiveLink
@@ -71,6 +72,10 @@ class PairedPlayer:
                 f"episode {index + 1} was cut short by a fault or a bad reading. Check the robot, then compare again"
             )
         return episode
+
+    def score(self, contender: Contender, episode: Episode) -> EpisodeScore:
+        """The score of the episode that was just played."""
+        return self._open(contender).assembly.score(episode)
 
     def snapshot(self, contender: Contender) -> WeightSnapshot | None:
         """The weights. Opens the robot, so a policy that does not fit is refused before anything moves."""

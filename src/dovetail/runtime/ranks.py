@@ -42,6 +42,7 @@ from dovetail.learn.setup import set_up
 from dovetail.processes.channel import ChannelClosed
 from dovetail.processes.child import WorkerProcess, run_worker
 from dovetail.runs.assembly.build import build_trainable
+from dovetail.runs.assembly.policy_rate import ticks_of_step
 from dovetail.runs.folder import RunFolder
 
 __all__ = [
@@ -282,6 +283,7 @@ def follow(channel: RankChannel) -> None:
         rng=stream(0, "none"),
         device=device,
         num_ahead=0,
+        ticks_per_step=ticks_of_step(config, robot),
     )
     channel.send({"ready": True}, {})
     _join(device, settings["rendezvous"], rank=rank, size=size)

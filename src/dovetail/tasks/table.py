@@ -7,7 +7,8 @@
       home: {parts: {arm: [0.0, -0.8, 1.2, 0.0, 0.9, 0.0], gripper: [1.0]}, speed: 0.25}
       ask: place the cube
 
-The control loop executes the reset (`dovetail.core.reset_steps`). It works with every robot; simulated arms have an empty table.
+The control loop executes the reset (`dovetail.core.reset_steps`). It works with every robot. Simulated arms get an
+empty table.
 """
 
 from __future__ import annotations
@@ -34,10 +35,10 @@ _START = "Then press start"
 class Waypoint(Config):
     """One motion of a reset, then a wait, then a request to a person. Each is optional."""
 
-    parts: dict[str, tuple[float, ...]] = {}
-    """Targets by action part: joint angles, a pose (x, y, z, qw, qx, qy, qz) or position in the base frame, or gripper values.
-    Other parts stand still."""
-    offsets: dict[str, tuple[float, ...]] = {}
+    parts: dict[str, tuple[float, ...]] = Field(default_factory=dict)
+    """Targets by action part: joint angles, a pose (x, y, z, qw, qx, qy, qz) or position in the base frame, or gripper
+    values. Other parts stand still."""
+    offsets: dict[str, tuple[float, ...]] = Field(default_factory=dict)
     """Largest random offset of a target by part: one value per axis; for a pose x, y, z and a rotation vector."""
     speed: float = Field(default=0.25, gt=0.0, le=1.0)
     """Speed, relative to the limits of the safety filter."""

@@ -61,7 +61,7 @@ def verdict_findings(config: RunConfig) -> Iterator[Finding]:
             detail=f"success is told by {' and '.join(judges)}"
             if judges
             else f"task '{arm.task.type}' does not know success, and no operator or labeler tells it",
-            remedy="Set operator.type to browser, keyboard, gamepad or pedal, or set labels to [classifier], [vlm] or [human]",
+            remedy="Set operator.type to browser, keyboard, gamepad or pedal, or labels to [classifier], [vlm] or [human]",
         )
 
 
@@ -71,7 +71,7 @@ def _is_person(operator: str) -> bool:
 
 
 def _asked_labelers(config: RunConfig) -> Iterator[str]:
-    """Labelers that look at an episode which nobody judged: those before one that is sure of a timeout."""
+    """Labelers that look at an episode without a verdict: those before one that is sure of a timeout."""
     for section in config.labels:
         kind = resolve("labeler", section.type)
         if not (isinstance(kind, RepeatsOutcome) and kind.repeats_outcome):

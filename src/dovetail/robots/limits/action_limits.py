@@ -59,9 +59,7 @@ class ActionLimits:
         self._axes = axes = Axes(spec, parts)
         self._parts: list[_PartLimits] = []
         self._arms: list[_Arm] = []
-        self.largest_steps = steps = largest_steps(
-            spec, config, axes
-        )  # infinite where nothing limits it, as for most grippers
+        self.largest_steps = steps = largest_steps(spec, config, axes)  # infinite where nothing limits them
         for part, at in axes.parts:
             self._add(part, at, steps[at], spec=spec, config=config)
         self._deltas = [part for part in self._parts if isinstance(part, Deltas)]

@@ -48,7 +48,8 @@ from dovetail.robot_host.stop_sources import StopSources
 from dovetail.robot_host.stop_watch import StopWatch
 from dovetail.robots.safety import SafeRobot
 from dovetail.runs.assembly.policy_components import build_policy
-from dovetail.runs.assembly.seen_images import image_size, policy_robot
+from dovetail.runs.assembly.policy_rate import policy_robot
+from dovetail.runs.assembly.seen_images import image_size
 from dovetail.runs.assembly.workcell import Workcell, build_workcell
 
 __all__ = ["Assembly", "build_assembly", "build_labeler", "build_labeler_chain", "build_trainable", "is_on_policy"]
@@ -97,22 +98,23 @@ class Assembly:
 
     @property
     def policy_robot(self) -> RobotSpec:
-        """The robot as the policy sees it: see `replay.image_size`."""
+        """The robot as the policy sees it: see `replay.image_size` and `actor.policy_hz`."""
         return policy_robot(self.config, self.robot.spec)
 
     def policy(self) -> Policy:
         """A new, untrained policy that fits robot and task."""
+        robot = self.policy_robot
         policy = build_policy(
-            self.config.policy, robot=self.policy_robot, seed=self.config.run.seed, components=self.components
+            self.config.policy, robot=robot, seed=self.config.run.seed, components=self.components
         )
-        match(self.robot.spec, policy=policy.spec, task=self.task.spec)
+        match(robot, policy=policy.spec, task=self.task.spec)
         return policy
 
     def trainable(self) -> TrainablePolicy:
         """A new policy for a learner, on the configured device."""
         device = find_device(self.config.device)
         policy = build_trainable(self.config, self.robot.spec, device=device, components=self.components)
-        match(self.robot.spec, policy=policy.spec, task=self.task.spec)
+        match(policy_robot(self.config, self.robot.spec), policy=policy.spec, task=self.task.spec)
         return policy
 
     def algorithm(self, policy: TrainablePolicy) -> Algorithm:
@@ -154,7 +156,7 @@ class Assembly:
             state = chain.ask(episode)
             while not state.finished:
                 state = chain.resume(episode, state)
-        except LabelError:  # for example, a server does not answer: nobody knows
+        except LabelError:  # for example, a server does not answer
             return replace(score, success=None)
         return replace(score, success=None if state.decided is None else state.decided.success)
 

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from dovetail.config.schema import RunConfig
 from dovetail.core.abilities import ConfiguresImageSize, PrefersImageSize
-from dovetail.core.images import seen_robot
-from dovetail.core.specs import RobotSpec
 
-__all__ = ["image_size", "policy_robot"]
+__all__ = ["image_size"]
 
 
 def image_size(config: RunConfig) -> int | None:
@@ -18,8 +16,3 @@ def image_size(config: RunConfig) -> int | None:
     if replay.image_size == "auto" and isinstance(policy, PrefersImageSize):
         return policy.preferred_image_size
     return replay.max_side
-
-
-def policy_robot(config: RunConfig, robot: RobotSpec) -> RobotSpec:
-    """The robot as its policy sees it: larger images are scaled down (core.images)."""
-    return seen_robot(robot, image_size(config))

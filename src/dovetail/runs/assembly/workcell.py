@@ -75,8 +75,8 @@ class Workcell:
     def operator(
         self, purpose: Purpose, section: PluginSection, *, demo_noise: float, console: ConsoleControl | None = None
     ) -> Operator:
-        """The operator for a purpose. A person or the task's expert demonstrates; in an evaluation no operator takes over, but
-        a person judges it if the task does not.
+        """The operator for a purpose. A person or the task's expert demonstrates. In an evaluation no operator takes over,
+        but a person judges it if the task does not.
 
         The console's operator, if given, has precedence.
         """

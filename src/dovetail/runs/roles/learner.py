@@ -15,6 +15,7 @@ from dovetail.learn.learner import Learner
 from dovetail.policies.trainable import TrainablePolicy
 from dovetail.runs.assembly.fleet import Fleet
 from dovetail.runs.assembly.policy_components import save_components
+from dovetail.runs.assembly.policy_rate import ticks_of_step
 from dovetail.runs.checkpoints import Checkpointable, Checkpoints, WeightPublisher
 from dovetail.runs.folder import RunFolder
 from dovetail.runs.skipped_updates import report_skipped_updates
@@ -111,6 +112,7 @@ class RunLearner:
             num_ahead=learner.prefetch,
             max_bad_updates=learner.max_bad_updates,
             device=find_device(self._config.device),
+            ticks_per_step=ticks_of_step(self._config, self._fleet().assembly.robot.spec),
         )
 
     def _weights(self, version: int) -> WeightSnapshot:
