@@ -26,6 +26,7 @@ __all__ = [
     "ChecksRobot",
     "Closes",
     "ConfiguresImages",
+    "ConfiguresLeader",
     "ConfiguresLayout",
     "ConfiguresNormalization",
     "ConfiguresRealtime",
@@ -35,6 +36,7 @@ __all__ = [
     "DecidesSuccess",
     "Demonstrates",
     "DrivenFromConsole",
+    "DrivesAxes",
     "HasCanonicalSpace",
     "HasMode",
     "HasName",
@@ -42,6 +44,7 @@ __all__ = [
     "HasWorld",
     "IndependentStop",
     "JudgesObservations",
+    "KeepsPace",
     "Leader",
     "LearnsByImitation",
     "LearnsFromRunning",
@@ -57,8 +60,10 @@ __all__ = [
     "SlowLabeler",
     "StopConnection",
     "UsesBuffers",
+    "WatchesStop",
     "WrapsCanonicalPolicy",
     "WrapsOperator",
+    "WrapsOperators",
 ]
 
 # ---- any plugin
@@ -307,6 +312,33 @@ class Resumes(Protocol):
     def resume(self) -> None: ...
 
 
+@runtime_checkable
+class DrivesAxes(Protocol):
+    """An operator that may drive only some axes of the action."""
+
+    @property
+    def drives(self) -> Array | None:
+        """Mask, bool [A], of the axes that it drives; None: all."""
+
+    def release_pose(self) -> None:
+        """Something else moves the arm: start from the measured pose at the next poll."""
+
+
+@runtime_checkable
+class WatchesStop(Protocol):
+    """An operator with a device that has an emergency stop. The class itself may be tested."""
+
+    def watch(self, on_emergency: Callable[[str], None]) -> None:
+        """Read the device from now on. Its emergency stop calls `on_emergency` with the operator's name."""
+
+
+@runtime_checkable
+class KeepsPace(Protocol):
+    """An operator with which a person drives in simulated time, at the speed of the real clock."""
+
+    def keep_pace(self, pace_s: float) -> None: ...
+
+
 # ---- actors
 
 
@@ -454,6 +486,20 @@ class WrapsOperator(Protocol):
     """An operator config that names another operator inside it."""
 
     operator: Any
+
+
+@runtime_checkable
+class WrapsOperators(Protocol):
+    """An operator config that names several other operators."""
+
+    operators: Collection[Any]
+
+
+@runtime_checkable
+class ConfiguresLeader(Protocol):
+    """An operator config that names a leader arm, as a robot section. The runtime builds it."""
+
+    leader: Any
 
 
 @runtime_checkable

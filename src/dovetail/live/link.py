@@ -26,6 +26,7 @@ from dovetail.core.clock import NS_PER_S, boot_id
 from dovetail.core.disk import write_atomic
 from dovetail.core.specs import RobotSpec
 from dovetail.core.types import Event
+from dovetail.human.axes import num_drive_axes
 from dovetail.human.mailbox import Mailbox
 from dovetail.live.mailbox_stop import MailboxStop
 from dovetail.live.run_stop import RunStop
@@ -76,7 +77,7 @@ class LiveLink:
         self._thread: threading.Thread | None = None
 
     def open(self) -> None:
-        num_axes = self._robot.action.shape[0]
+        num_axes = num_drive_axes(self._robot)
         num_bytes = Mailbox.num_bytes(num_axes)
         self._descriptors["mailbox"] = anonymous_memory(num_bytes, name="dovetail-mailbox")
         self._descriptors["status"] = anonymous_memory(SharedJson.NUM_BYTES, name="dovetail-status")

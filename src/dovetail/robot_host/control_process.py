@@ -25,6 +25,7 @@ from dovetail.core.contracts import Operator
 from dovetail.core.errors import DovetailError, RobotFault
 from dovetail.core.specs import PolicySpec
 from dovetail.core.types import EpisodeOrder, Purpose
+from dovetail.human.axes import num_drive_axes
 from dovetail.human.browser import ConsoleControl
 from dovetail.human.success_detection import OperatorWithDetector, ProcessDetector
 from dovetail.live.emergency import EmergencyStopCheck
@@ -104,7 +105,7 @@ def run(context: ProcessContext) -> None:
         workcell.robot.report_measurements(board.measure)
         sources = StopSources.inherited(
             context.descriptors,
-            num_axes=workcell.robot.spec.action.shape[0],
+            num_axes=num_drive_axes(workcell.robot.spec),
             arm=settings["arm"],
             board=board,
         )
