@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 import numpy as np
+
 from dovetail.core.abilities import Demonstrates, Pauses, Resumes
 from dovetail.core.contracts import Operator, Task
 from dovetail.core.errors import UsageError

@@ -1,8 +1,8 @@
 """Operators with an input device at the robot's machine. A thread reads the device (`human.device_reader`); the control loop
 takes its newest reading each tick.
 
-A device reports whether its switch is held and its axes, in the order of `selections.AXES`, each in [-1, 1]. It may leave out
-the last ones. What they move is chosen at the device (`human.selections`). `Handover` has the dead-man logic for devices and
+A device reports whether its switch is held and its axes, in the order of `selections.AXES`, each in [-1, 1]. It may leave
+out the last ones. What they move is chosen at the device (`human.selections`). `Handover` has the dead-man logic for devices and
 browser.
 """
 
@@ -170,7 +170,7 @@ class DeviceOperator:
 class OperatorWithStop:
     """Adds only the emergency stop of a device to another operator."""
 
-    def __init__(self, inner: Operator, device: DeviceOperator) -> None:
+    def __init__(self, inner: Operator, device: Operator) -> None:
         self._inner, self._device = inner, device
         self._is_connected = False
 

@@ -1,4 +1,4 @@
-"""Settings that all operators with sticks, keys or a page share: the speed, the part that they drive, and the arm's geometry."""
+"""Settings that all operators with sticks, keys or a page share: speed, part and geometry of the arm."""
 
 from __future__ import annotations
 

@@ -38,7 +38,8 @@ __all__ = ["HELP", "KeyParser", "KeyboardConfig", "KeyboardOperator", "Keys", "T
 
 HELP = (
     "drive with w s a d r f (move), i k j l u o (rotate), space (gripper); Enter returns control to the policy. "
-    "Tab chooses the arm; 1 to 9, comma and period its joint, 0 all of it. t start, p pause, y success, n failure, x discard, z reset, c acknowledge, Esc EMERGENCY STOP"
+    "Tab chooses the arm; 1 to 9, comma and period its joint, 0 all of it. "
+    "t start, p pause, y success, n failure, x discard, z reset, c acknowledge, Esc EMERGENCY STOP"
 )
 ESC = "\x1b"
 MOVES = {

@@ -74,9 +74,7 @@ class Kinematics:
                 spec.compiler.degree = config.angle == "degree"
             self._model = spec.compile()
         except (ValueError, OSError) as error:
-            raise UsageError(
-                f"operator.kinematics.file: MuJoCo cannot read {path}: {one_line(error)}"
-            ) from error
+            raise UsageError(f"operator.kinematics.file: MuJoCo cannot read {path}: {one_line(error)}") from error
         self._data = mujoco.MjData(self._model)
         self._find_joints(mujoco)
         bodies = {self._model.body(at).name: at for at in range(self._model.nbody)}

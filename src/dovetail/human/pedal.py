@@ -42,12 +42,12 @@ class PedalConfig(Config):
 
 
 class PedalDevice:
-    def __init__(self, config: PedalConfig, *, kernel: Kernel | None = None) -> None:
-        self._code = key_code(config.key, operator="pedal")
-        self._stop = None if config.stop_key is None else key_code(config.stop_key, operator="pedal")
+    def __init__(self, config: PedalConfig, *, kernel: Kernel | None = None, operator: str = "pedal") -> None:
+        self._code = key_code(config.key, operator=operator)
+        self._stop = None if config.stop_key is None else key_code(config.stop_key, operator=operator)
         stop_keys = set() if self._stop is None else {self._stop}
         self._device = InputDevice(
-            config.path, wanted={self._code, *stop_keys}, operator="pedal", stop_keys=stop_keys, kernel=kernel
+            config.path, wanted={self._code, *stop_keys}, operator=operator, stop_keys=stop_keys, kernel=kernel
         )
 
     def open(self) -> None:

@@ -1,4 +1,4 @@
-"""What the axes of a device move: a person chooses one of several selections, such as an arm, one of its joints, or the base.
+"""What the axes of a device move. A person chooses a selection: an arm, one of its joints, or the base.
 
 Devices have the axes `AXES`. A selection maps axes of a drive command (`human.axes`) to them. All others stand still.
 """

@@ -73,6 +73,8 @@ class LiveView:
         self.arm = str(link.get("arm", "robot"))  # its name in the run
         self._pid = int(link["pid"])
         self.robot = RobotSpec.from_json(link["robot"])
+        self.driven_parts = tuple(map(str, link.get("driven_parts", ())))  # that the console drives; empty: all
+        self.cartesian_parts = tuple(map(str, link.get("cartesian_parts", ())))  # by inverse kinematics
         self._renderer = LiveRenderer(run, arm=self.arm)
         descriptors, num_axes = link["descriptors"], num_drive_axes(self.robot)
         memory = attach_memory(self._pid, descriptors["mailbox"], Mailbox.num_bytes(num_axes), write=True)

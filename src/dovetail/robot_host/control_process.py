@@ -92,6 +92,7 @@ def run(context: ProcessContext) -> None:
         robot=_section("robot", settings["robot"]),
         safety=SafetyConfig.from_mapping(settings["safety"]),
         hides_success=settings["hides_success"],
+        operator=_section("operator", settings["operator"]),
     )
     try:
         telemetry, real_time = Telemetry(), isinstance(workcell.clock, RealClock)

@@ -6,7 +6,13 @@ from collections.abc import Iterator
 
 from dovetail.config.plugins import resolve
 from dovetail.config.schema import PluginSection
-from dovetail.core.abilities import ConfiguresLeader, ConfiguresSpeed, DrivenFromConsole, WrapsOperator, WrapsOperators
+from dovetail.core.abilities import (
+    ConfiguresLeader,
+    ConfiguresSpeed,
+    DrivenFromConsole,
+    WrapsOperator,
+    WrapsOperators,
+)
 from dovetail.human.drive_settings import DriveConfig
 
 __all__ = ["all_operators", "console_config", "drives_part", "inner_operators"]
