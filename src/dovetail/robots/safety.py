@@ -225,6 +225,7 @@ class SafeRobot:
             return self._hold_instead(Reason.BAD_OBSERVATION)
         if age_ns > self._stale_ns or self._frozen:
             return self._hold_instead(Reason.STALE)
+        self._limiter.unwrap(asked)
         wanted = asked.copy()
         reasons = self._limiter.limit(wanted, self._now_ns)
         executed = self._forward(wanted)
