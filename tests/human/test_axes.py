@@ -12,8 +12,8 @@ from dovetail.core.specs import ActionPart, ArraySpec, RobotSpec
 from dovetail.core.types import Observation
 from dovetail.human.axes import AxisMapping
 from dovetail.human.drive_settings import DriveConfig
-from dovetail.human.selections import AXES, Chooser, selections
 from dovetail.human.gamepad import ABS_RX, ABS_X, ABS_Y, ABS_Z, GamepadConfig
+from dovetail.human.selections import AXES, Chooser, selections
 from dovetail.testing.input_devices import EmulatedGamepad, EmulatedGamepadOperator
 from support.input_hands import settle
 

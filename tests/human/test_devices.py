@@ -10,14 +10,14 @@ import pytest
 from dovetail.core.errors import UsageError
 from dovetail.core.types import Event, HumanInput, Observation
 from dovetail.human import gamepad
-from dovetail.human.drive_settings import DriveConfig
-from dovetail.human.selections import selections
 from dovetail.human.browser import ConsoleControl, OperatorWithConsole
 from dovetail.human.device import DeviceOperator, OperatorWithStop, Reading
+from dovetail.human.drive_settings import DriveConfig
 from dovetail.human.gamepad import GamepadConfig, GamepadOperator
 from dovetail.human.mailbox import EXPIRY_S
 from dovetail.human.none import NoOperator
 from dovetail.human.pedal import PedalConfig, PedalDevice, PedalOperator
+from dovetail.human.selections import selections
 from dovetail.human.spacemouse import SpaceMouseConfig, SpaceMouseOperator
 from dovetail.testing.fakes import (
     FakeArm,
@@ -462,7 +462,9 @@ def joints_at(value):
 def test_d_pad_of_a_gamepad_chooses_the_joint_that_the_stick_moves(tmp_path):
     pad = Pad(tmp_path)
     spec = FakeBimanual(FakeBimanualConfig()).spec
-    operator = opened(EmulatedGamepadOperator(GamepadConfig(path=str(pad.device.path), max_silence_s=None), robot=spec))
+    operator = opened(
+        EmulatedGamepadOperator(GamepadConfig(path=str(pad.device.path), max_silence_s=None), robot=spec)
+    )
     pad.operators.append(operator)
     pad.hold()
     first = operator.poll(joints_at(0.2)).action

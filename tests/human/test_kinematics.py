@@ -58,7 +58,11 @@ def urdf(tmp_path):
 def moved(kinematics, joints, move, *, max_step=0.2, low=-4.0, high=4.0):
     count = len(joints)
     return kinematics.moved(
-        joints, np.array(move), max_step=np.full(count, max_step), low=np.full(count, low), high=np.full(count, high)
+        joints,
+        np.array(move),
+        max_step=np.full(count, max_step),
+        low=np.full(count, low),
+        high=np.full(count, high),
     )
 
 
@@ -82,7 +86,9 @@ def test_small_motion_near_the_home_pose_reaches_the_wanted_pose(name, data):
 def test_no_motion_from_any_pose_leaves_a_limit_or_moves_away_from_the_goal(name, data):
     """Also in singular poses, at joint limits and beyond them."""
     kinematics, count = LOADED[name], len(HOME[name])
-    joints = np.array(data.draw(st.lists(st.sampled_from((-3.2, -1.0, 0.0, 0.5, 3.2)), min_size=count, max_size=count)))
+    joints = np.array(
+        data.draw(st.lists(st.sampled_from((-3.2, -1.0, 0.0, 0.5, 3.2)), min_size=count, max_size=count))
+    )
     move = np.array(data.draw(st.lists(st.sampled_from((-0.05, 0.0, 0.02)), min_size=6, max_size=6)))
     low, high = -2.5, 2.5
     new = moved(kinematics, joints, move, max_step=0.06, low=low, high=high)

@@ -168,7 +168,11 @@ class PoseRobot:
     def __init__(self, vector):
         self.vector, self.now_ns, self.sent = np.array(vector, np.float64), 0, None
         self.spec = RobotSpec(
-            name="pose", embodiment="pose", control_hz=HZ, parts=(HAND,), observation={"pose": ArraySpec(shape=(7,))}
+            name="pose",
+            embodiment="pose",
+            control_hz=HZ,
+            parts=(HAND,),
+            observation={"pose": ArraySpec(shape=(7,))},
         )
 
     def observe(self):
