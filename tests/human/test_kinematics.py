@@ -169,8 +169,11 @@ def test_file_that_is_not_a_model_is_refused(tmp_path):
 
 
 def test_one_mapping_or_a_list_of_kinematics_is_accepted():
-    one = {"file": "arm.xml", "end_effector": "tcp"}
-    assert DriveConfig(kinematics=one) == DriveConfig(kinematics=[one])
+    one = {"file": "arm.xml", "end_effector": "tcp", "joints": ["a", "b"]}
+    single, listed = (DriveConfig.from_mapping({"kinematics": given}) for given in (one, [one]))
+    assert single.known_arms == listed.known_arms
+    assert single.known_arms[0].joints == ("a", "b")
+    assert DriveConfig.from_mapping({}).known_arms == ()
 
 
 def test_operators_load_neither_mujoco_nor_torch():

@@ -64,7 +64,7 @@ class LiveRobot:
         """For the page that drives: the parts of the action with their axes, and why the arm cannot be driven, if so."""
         view = self._view
         if view is None:
-            return {"parts": [], "refusal": ""}
+            return {"parts": [], "num_axes": 0, "refusal": ""}
         if self._drive is None or self._drive[0] is not view:
             self._drive = (view, _drive_parts(view))
         return self._drive[1]
@@ -107,7 +107,9 @@ class LiveRobot:
         `time_ns` is when the page sent it, in this host's monotonic time.
         """
         view = self._active()
-        axes = (*axes, *(0.0,) * (num_drive_axes(view.robot) - len(axes)))  # the last ones may be left out
+        num_axes = num_drive_axes(view.robot)
+        if len(axes) in (0, view.robot.action.shape[0]):  # the Cartesian axes of joints, or all, may be left out
+            axes = (*axes, *(0.0,) * (num_axes - len(axes)))
         view.writer.drive(session=session, sequence=sequence, held=held, axes=axes, time_ns=time_ns)
 
     def disconnect(self, *, session: int, sequence: int) -> None:
@@ -148,7 +150,8 @@ def _drive_parts(view: LiveView) -> dict[str, Any]:
         else:
             parts.append({"name": part.name, **known, "first": first, "axes": axes, "is_cartesian": is_cartesian})
     refusal = AxisMapping(robot, parts=view.driven_parts).refusal
-    return {"parts": parts, "refusal": f"robot '{robot.name}' {refusal}" if refusal else ""}
+    problem = f"robot '{robot.name}' {refusal}" if refusal else ""
+    return {"parts": parts, "num_axes": num_drive_axes(robot), "refusal": problem}
 
 
 def _axis_names(view: LiveView, part: str) -> list[str]:

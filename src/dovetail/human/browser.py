@@ -56,7 +56,7 @@ class BrowserOperator:
 def console_mapping(robot: RobotSpec, config: DriveConfig, *, name: str) -> AxisMapping:
     """What the console or the terminal drives."""
     parts = driven_parts(robot, config.part, name=name)
-    return AxisMapping(robot, speed=config.speed, parts=parts, kinematics=config.kinematics)
+    return AxisMapping(robot, speed=config.speed, parts=parts, kinematics=config.known_arms)
 
 
 class ConsoleControl:

@@ -2,8 +2,8 @@
 takes its newest reading each tick.
 
 A device reports whether its switch is held and its axes, in the order of `selections.AXES`, each in [-1, 1]. It may leave
-out the last ones. What they move is chosen at the device (`human.selections`). `Handover` has the dead-man logic for devices and
-browser.
+out the last ones. What they move is chosen at the device (`human.selections`). `Handover` has the dead-man logic for
+devices and browser.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class DeviceOperator:
             options = selections(robot, config, name=self.name, joints_at_once=self.joints_at_once)
             self._chooser = Chooser(options)
             parts = driven_parts(robot, config.part, name=self.name)
-            mapping = AxisMapping(robot, speed=config.speed, parts=parts, kinematics=config.kinematics)
+            mapping = AxisMapping(robot, speed=config.speed, parts=parts, kinematics=config.known_arms)
         self._mapping = mapping
         self._handover = Handover(robot, mapping=mapping)
         self._num_chosen = (0, 0)  # as far as this operator has seen

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field
 
 from dovetail.config.model import Config
 
@@ -39,10 +39,10 @@ class DriveConfig(Config):
     """Speed at full deflection, relative to the robot's limits."""
     part: str | None = None
     """Arm or base to drive, with its gripper; the policy keeps the others. Null: the whole robot."""
-    kinematics: tuple[KinematicsConfig, ...] = ()
+    kinematics: KinematicsConfig | tuple[KinematicsConfig, ...] = ()
     """Geometry of arms with joint actions, for Cartesian jog: one mapping, or a list with one for each arm."""
 
-    @field_validator("kinematics", mode="before")
-    @classmethod
-    def _one_or_many(cls, given: Any) -> Any:
-        return (given,) if isinstance(given, dict | KinematicsConfig) else given
+    @property
+    def known_arms(self) -> tuple[KinematicsConfig, ...]:
+        """The geometry of each arm that is known."""
+        return (self.kinematics,) if isinstance(self.kinematics, KinematicsConfig) else self.kinematics

@@ -50,7 +50,7 @@ def selections(
     problem = AxisMapping(robot, parts=driven).refusal
     if problem is not None:
         raise UsageError(f"operator '{name}' cannot drive robot '{robot.name}', which {problem}")
-    cartesian = known_kinematics(robot, config.kinematics)
+    cartesian = known_kinematics(robot, config.known_arms)
     parts = [part for part in robot.parts if not driven or part.name in driven]
     bases = [part for part in parts if part.kind == "velocity"]
     arms = [part for part in parts if part.kind in (*_CARTESIAN, *_JOINTS)]

@@ -56,7 +56,7 @@ export function chooseJoint(drive, step) {
 export function axes(drive) {
   const part = chosenPart(drive);
   if (!part) return [];
-  const values = new Array(Math.max(...drive.parts.map((one) => one.first + one.axes.length))).fill(0);
+  const values = new Array(drive.num_axes).fill(0);
   const speed = input.speed * (input.fine ? FINE : 1), moved = part.is_cartesian ? cartesian(part) : joints(part);
   moved.forEach((value, i) => { values[part.first + i] = speed * Math.max(-1, Math.min(1, value)); });
   const gripper = gripperOf(drive, part);

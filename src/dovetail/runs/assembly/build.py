@@ -303,7 +303,7 @@ def build_assembly(
         driven = console_config(config.operator)
         link.show_drive(
             driven_parts=driven_parts(workcell.robot.spec, driven.part, name=config.operator.type),
-            cartesian_parts=known_kinematics(workcell.robot.spec, driven.kinematics),
+            cartesian_parts=known_kinematics(workcell.robot.spec, driven.known_arms),
         )
         if not isinstance(workcell.clock, SimulatedClock):
             link.announce_stop()

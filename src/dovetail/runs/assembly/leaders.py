@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 
 from dovetail.config.plugins import is_builtin, resolve
-from dovetail.config.schema import PluginSection
 from dovetail.core.abilities import Closes, Leader
 from dovetail.core.clock import RealClock, SimulatedClock
 from dovetail.core.contracts import Clock, Robot, SimulatedRobot
 from dovetail.core.errors import RobotError, UsageError
 from dovetail.core.types import Array
 from dovetail.robots.safety import SafeRobot, SafetyConfig
+from dovetail.runs.assembly.operators import parse_inner
 
 __all__ = ["RobotLeader", "build_leader"]
 
@@ -26,9 +26,9 @@ def build_leader(section: Any, *, clock: Clock) -> Leader:
     if not isinstance(name, str):
         raise UsageError("operator.leader has no `type`. Name a leader plugin or a robot")
     if is_builtin("leader", name) or (":" in name and isinstance(resolve("leader", name), Leader)):
-        leader: Leader = PluginSection.parse("leader", section).build()
+        leader: Leader = parse_inner("leader", section, "operator.leader").build()
         return leader
-    robot: Robot = PluginSection.parse("robot", section).build(task=None)
+    robot: Robot = parse_inner("robot", section, "operator.leader").build(task=None)
     if not isinstance(robot, SimulatedRobot):
         return RobotLeader(robot, RealClock())
     if not isinstance(clock, SimulatedClock):

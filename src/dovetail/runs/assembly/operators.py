@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
+
+from pydantic import ValidationError
+from pydantic_core import PydanticCustomError
 
 from dovetail.config.plugins import resolve
 from dovetail.config.schema import PluginSection
@@ -13,19 +17,34 @@ from dovetail.core.abilities import (
     WrapsOperator,
     WrapsOperators,
 )
+from dovetail.core.errors import ConfigError
 from dovetail.human.drive_settings import DriveConfig
 
-__all__ = ["all_operators", "console_config", "drives_part", "inner_operators"]
+__all__ = ["all_operators", "console_config", "drives_part", "inner_operators", "parse_inner"]
 
 
 def inner_operators(section: PluginSection) -> list[PluginSection]:
     """The operators that an operator's config names."""
     config = section.config
     if isinstance(config, WrapsOperators):
-        return [PluginSection.parse("operator", one) for one in config.operators]
+        return [
+            parse_inner("operator", one, f"operator.operators.{at}") for at, one in enumerate(config.operators)
+        ]
     if isinstance(config, WrapsOperator) and config.operator is not None:
-        return [PluginSection.parse("operator", config.operator)]
+        return [parse_inner("operator", config.operator, "operator.operator")]
     return []
+
+
+def parse_inner(kind: str, data: Any, path: str) -> PluginSection:
+    """A section inside a section. Raises ConfigError in one line."""
+    try:
+        return PluginSection.parse(kind, data)
+    except PydanticCustomError as error:
+        raise ConfigError(f"{path}: {error.message()}") from error
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join((path, *map(str, first["loc"])))
+        raise ConfigError(f"{where}: {' '.join(first['msg'].split())}") from error
 
 
 def all_operators(section: PluginSection) -> Iterator[PluginSection]:
@@ -52,5 +71,5 @@ def console_config(section: PluginSection) -> DriveConfig:
     return DriveConfig(
         speed=config.speed if isinstance(config, ConfiguresSpeed) else 1.0,
         part=config.part if at_console and isinstance(config, DriveConfig) else None,
-        kinematics=tuple({one.part: one for config in configs for one in config.kinematics}.values()),
+        kinematics=tuple({one.part: one for config in configs for one in config.known_arms}.values()),
     )
