@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
-from dovetail.config.plugins import is_builtin, resolve
+from dovetail.config.plugins import locate, resolve
 from dovetail.core.abilities import Closes, Leader
 from dovetail.core.clock import RealClock, SimulatedClock
 from dovetail.core.contracts import Clock, Robot, SimulatedRobot
-from dovetail.core.errors import RobotError, UsageError
+from dovetail.core.errors import PluginError, RobotError, UsageError
 from dovetail.core.types import Array
 from dovetail.robots.safety import SafeRobot, SafetyConfig
 from dovetail.runs.assembly.operators import parse_inner
@@ -25,7 +25,7 @@ def build_leader(section: Any, *, clock: Clock) -> Leader:
     name = section.get("type") if isinstance(section, Mapping) else section
     if not isinstance(name, str):
         raise UsageError("operator.leader has no `type`. Name a leader plugin or a robot")
-    if is_builtin("leader", name) or (":" in name and isinstance(resolve("leader", name), Leader)):
+    if _is_leader(name):
         leader: Leader = parse_inner("leader", section, "operator.leader").build()
         return leader
     robot: Robot = parse_inner("robot", section, "operator.leader").build(task=None)
@@ -36,6 +36,22 @@ def build_leader(section: Any, *, clock: Clock) -> Leader:
     simulated = RobotLeader(robot, clock)
     clock.on_advance(simulated.advance)
     return simulated
+
+
+@runtime_checkable
+class _MovedByHand(Protocol):
+    """What a leader's class has and a robot's has not."""
+
+    def follow(self, positions: Array) -> None: ...
+
+    def release(self) -> None: ...
+
+
+def _is_leader(name: str) -> bool:
+    try:
+        return locate("leader", name).origin != "module" or isinstance(resolve("leader", name), _MovedByHand)
+    except PluginError:
+        return False
 
 
 class RobotLeader:
