@@ -147,6 +147,8 @@ class Handover:
 
     def _lose(self, command: DriveCommand) -> None:
         """Hold after a command that has expired or is invalid."""
+        if self._last is not None and self.control is Control.HUMAN:
+            self._spend(self._last)  # also if the command has an older number
         self._spend(command)
         if self.control is not Control.PAUSED:
             self.control = Control.HOLDING
