@@ -12,6 +12,8 @@ from dovetail.human.mailbox import Mailbox, MailboxWriter
 from dovetail.human.none import NoOperator
 from dovetail.human.several import SeveralConfig, SeveralOperators
 from dovetail.testing.input_devices import EmulatedGamepad, EmulatedGamepadOperator
+from dovetail.testing.mobile_arm import FakeDelivery, FakeDeliveryConfig, FakeMobileArm, FakeMobileArmConfig
+from dovetail.testing.operators import check_dead_man, check_operator
 from support.input_hands import settle
 from support.waiting import wait_until
 
@@ -177,3 +179,49 @@ def test_operators_that_overlap_or_drive_everything_are_refused(tmp_path):
         for whole in (make(), NoOperator()):
             with pytest.raises(UsageError, match="would drive the whole robot"):
                 SeveralOperators(config, robot=SPEC, inner=[whole])
+
+
+def test_several_operators_pass_the_checks_of_an_operator(tmp_path):
+    def task():
+        return FakeDelivery(FakeDeliveryConfig(max_steps=1000, tolerance=1e-9))
+
+    def mobile(task):
+        return FakeMobileArm(FakeMobileArmConfig(), task=task)
+
+    pads, made = [EmulatedGamepad(tmp_path / name) for name in ("arm", "base")], []
+    for pad in pads:
+        pad.plug_in()
+
+    def make(task):
+        made[:] = [
+            EmulatedGamepadOperator(
+                GamepadConfig(path=str(pad.path), part=pad.path.name, max_silence_s=None), robot=mobile(None).spec
+            )
+            for pad in pads
+        ]
+        config = SeveralConfig(operators=({"type": "gamepad"}, {"type": "gamepad"}))
+        return SeveralOperators(config, robot=mobile(None).spec, inner=made)
+
+    def then_settle(act):
+        def both():
+            act()
+            for operator in made:
+                if not operator._reader._is_lost:
+                    settle(operator)
+
+        return both
+
+    check_operator(make, task, mobile, reproducible=False, num_ticks=10)
+    for operator in made:
+        operator.close()
+    check_dead_man(
+        make,
+        task,
+        mobile,
+        hold=then_settle(pads[0].hold),
+        let_go=then_settle(pads[0].let_go),
+        lose=then_settle(pads[0].unplug),
+    )
+    for operator in made:
+        operator.close()
+    pads[1].unplug()
