@@ -80,19 +80,31 @@ def test_device_that_is_not_plugged_in_is_refused_before_the_run(
     assert "operator 'gamepad'" in same_refusal(capfd, "push-cube", "operator=gamepad")
 
 
-@pytest.mark.parametrize("operator", ["spacemouse", "gamepad", "keyboard"])
-def test_cartesian_device_is_refused_for_joint_targets(capfd: Any, operator: str) -> None:
-    line = same_refusal(capfd, *JOINTS, f"operator={operator}")
-    assert line.startswith(
-        f"operator '{operator}' drives in Cartesian space, but robot 'sim_panda' takes joint_target"
-    )
+@pytest.mark.parametrize("operator", ["spacemouse", "gamepad", "keyboard", "browser"])
+def test_part_that_the_robot_does_not_have_is_refused(capfd: Any, operator: str) -> None:
+    line = same_refusal(capfd, *JOINTS, f"operator={{type: {operator}, part: leg}}")
+    assert line.startswith(f"operator '{operator}': robot 'sim_panda' has no arm or base 'leg', only arm")
+
+
+@pytest.mark.parametrize("operator", ["keyboard", "browser"])
+def test_geometry_that_does_not_exist_is_refused(capfd: Any, operator: str) -> None:
+    kinematics = "{file: /nowhere/arm.xml, end_effector: tcp}"
+    line = same_refusal(capfd, *JOINTS, f"operator={{type: {operator}, kinematics: {kinematics}}}")
+    assert line.startswith("operator.kinematics.file: there is no file /nowhere/arm.xml")
+
+
+def test_leader_that_is_no_robot_is_refused(capfd: Any) -> None:
+    line = same_refusal(capfd, *JOINTS, "operator={type: leader, leader: {type: smi}}")
+    assert line.startswith("operator.leader: no robot named 'smi'")
+    assert main(["run", *JOINTS, "operator={type: several, operators: [{type: gamepad, spede: 1}]}"]) == 2
+    assert capfd.readouterr().err.startswith("error: operator.operators.0.spede: ")
 
 
 def test_doctor_lists_all_problems_at_once_with_remedies(without: Any, capfd: Any) -> None:
     without("pyspacemouse")
     settings = (
         "robot.action=joint",
-        "operator=spacemouse",
+        "operator={type: spacemouse, part: leg}",
         "labels=[vlm]",
         "policy.inputs=[nothing]",
         "device=cuda:7",
@@ -102,7 +114,7 @@ def test_doctor_lists_all_problems_at_once_with_remedies(without: Any, capfd: An
     for expected in ("pip install pyspacemouse", "no answer from http://127.0.0.1:9/v1", "safety.workspace=null"):
         assert expected in text
     assert (
-        "operator 'spacemouse' drives in Cartesian space" in text
+        "operator 'spacemouse': robot 'sim_panda' has no arm or base 'leg'" in text
     )  # although the safety filter refuses the robot
 
 

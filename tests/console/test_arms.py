@@ -1,5 +1,7 @@
 """A run with two arms on this machine: each is watched and driven under its name."""
 
+from dataclasses import replace
+
 import pytest
 from fastapi.testclient import TestClient
 
@@ -9,6 +11,8 @@ from dovetail.core.specs import ActionPart, ArraySpec, RobotSpec
 from dovetail.core.types import Event
 from dovetail.human.mailbox import MailboxReader
 from dovetail.live.link import LiveLink
+from dovetail.testing.fakes import FakeArm, FakeArmConfig, FakeBimanual, FakeBimanualConfig
+from dovetail.testing.mobile_arm import FakeMobileArm, FakeMobileArmConfig
 from support.made_runs import made_run
 from support.waiting import wait_until
 
@@ -89,7 +93,7 @@ def test_drive_message_reaches_the_named_arm_only(client, arms):
         answer = socket.receive_json()
         command = MailboxReader(arms["right"].mailbox).command()
     assert answer["n"] == 1 and answer["session"] == command.session
-    assert command.axes.tolist() == [0.0, 0.5]
+    assert command.axes.tolist() == [0.0, 0.5, *(0.0,) * 6]  # and the Cartesian axes of its joints
     assert MailboxReader(arms["left"].mailbox).command() is None
 
 
@@ -155,21 +159,58 @@ def test_parts_of_the_action_tell_the_page_what_to_offer(client):
     right = client.get("/api/state?arm=right").json()["state"]["drive"]
     assert right == {
         "parts": [
-            {"name": "arm", "kind": "joint_target", "first": 0, "axes": ["j1", "j2"], "is_cartesian": False}
+            {
+                "name": "arm",
+                "kind": "joint_target",
+                "gripper": None,
+                "first": 0,
+                "axes": ["j1", "j2"],
+                "is_cartesian": False,
+            }
         ],
+        "num_axes": 8,
         "refusal": "",
     }
 
 
-def test_robot_that_cannot_be_driven_says_why(tmp_path):
-    link = LiveLink(made_run(tmp_path / "run").path, robot=POSES)
+def drive_of(folder, robot, **shown):
+    link = LiveLink(made_run(folder).path, robot=robot)
     link.open()
+    link.show_drive(**{"driven_parts": (), "cartesian_parts": (), **shown})
     try:
-        with TestClient(make_app(OpenRun(tmp_path / "run"))) as client:
-            refusal = client.get("/api/state").json()["state"]["drive"]["refusal"]
+        with TestClient(make_app(OpenRun(folder))) as client:
+            return client.get("/api/state").json()["state"]["drive"]
     finally:
         link.close()
-    assert refusal == "robot 'poses' has part 'arm' of kind ee_target, which an operator cannot drive"
+
+
+def test_absolute_poses_are_driven_by_keys_and_sticks(tmp_path):
+    drive = drive_of(tmp_path / "run", POSES)
+    assert drive["refusal"] == ""
+    assert [(part["axes"], part["is_cartesian"]) for part in drive["parts"]] == [(["dx", "dy", "dz"], True)]
+
+
+def test_arm_with_known_geometry_is_driven_by_sticks_or_joint_by_joint(tmp_path):
+    robot = FakeBimanual(FakeBimanualConfig()).spec
+    drive = drive_of(tmp_path / "run", robot, cartesian_parts=("arm",))
+    cartesian, joints = drive["parts"]
+    assert (cartesian["name"], cartesian["first"], cartesian["is_cartesian"]) == ("arm", 24, True)
+    assert (joints["name"], joints["first"], len(joints["axes"])) == ("arm, joints", 0, 24)
+    assert drive["num_axes"] == 30
+
+
+def test_mobile_base_is_driven_by_sticks_and_a_part_may_be_the_only_one(tmp_path):
+    robot = FakeMobileArm(FakeMobileArmConfig()).spec
+    arm, gripper, base = drive_of(tmp_path / "all", robot)["parts"]
+    assert (base["axes"], base["is_cartesian"]) == (["dx", "dy"], True)
+    assert arm["gripper"] == gripper["name"] == "gripper"
+    only = drive_of(tmp_path / "one", robot, driven_parts=("base",))
+    assert [part["name"] for part in only["parts"]] == ["base"] and only["num_axes"] == 11
+
+
+def test_robot_that_cannot_be_driven_says_why(tmp_path):
+    unknown = replace(FakeArm(FakeArmConfig()).spec, action_kind="gym", parts=())
+    assert "of kind gym, which an operator cannot drive" in drive_of(tmp_path / "run", unknown)["refusal"]
 
 
 def test_arm_that_ended_disappears(client, arms):

@@ -1,5 +1,7 @@
 """Axes of a device become an action, part by part: an axis at 0 stands still, and nothing leaves the limits."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -8,8 +10,10 @@ from hypothesis import strategies as st
 from dovetail.core.errors import UsageError
 from dovetail.core.specs import ActionPart, ArraySpec, RobotSpec
 from dovetail.core.types import Observation
-from dovetail.human.axes import AXES, AxisMapping, map_axes
+from dovetail.human.axes import AxisMapping
+from dovetail.human.drive_settings import DriveConfig
 from dovetail.human.gamepad import ABS_RX, ABS_X, ABS_Y, ABS_Z, GamepadConfig
+from dovetail.human.selections import AXES, Chooser, selections
 from dovetail.testing.input_devices import EmulatedGamepad, EmulatedGamepadOperator
 from support.input_hands import settle
 
@@ -118,30 +122,74 @@ def test_actions_stay_within_the_limits(axes, speed):
 
 
 def test_devices_drive_one_arm_its_gripper_and_a_base():
-    mapped = map_axes(robot(hand(), GRIPPER, BASE), name="any")
-    assert {action: AXES[device] for action, device in mapped.items()} == dict(enumerate(AXES))
+    arm, base = selections(robot(hand(), GRIPPER, BASE), DriveConfig(), name="any")
+    assert {action: AXES[device] for action, device in arm.axes.items()} == dict(enumerate(AXES))
+    assert base.label == "base" and [AXES[device] for device in base.axes.values()] == ["dx", "dy", "drz"]
 
 
 def test_robot_without_an_arm_is_driven_by_the_axes_of_an_arm():
-    assert [AXES[device] for device in map_axes(robot(BASE), name="any").values()] == ["dx", "dy", "drz"]
-    joints_stand_still = map_axes(robot(ARM, BASE), name="any")
-    assert [AXES[device] for device in joints_stand_still.values()] == ["dx", "dy", "drz"]
+    (base,) = selections(robot(BASE), DriveConfig(), name="any")
+    assert [AXES[device] for device in base.axes.values()] == ["dx", "dy", "drz"]
+
+
+def test_joint_by_joint_then_the_base_can_be_chosen():
+    found = selections(robot(ARM, GRIPPER, BASE), DriveConfig(), name="any")
+    assert [one.label for one in found] == ["arm, joint j1", "arm, joint j2", "base"]
+    first, second, _ = found
+    assert (first.axes[0], second.axes[1]) == (0, 0)  # the device's first axis
+    assert first.axes[2] == second.axes[2] == AXES.index("gripper")
+    assert 1 not in first.axes and 0 not in second.axes
+
+
+def test_device_with_six_axes_moves_six_joints_at_once():
+    (both,) = selections(robot(ARM, GRIPPER), DriveConfig(), name="any", joints_at_once=6)
+    assert both.label == "arm, joint j1 to j2"
+    assert (both.axes[0], both.axes[1]) == (0, 1)
+
+
+def test_each_of_two_arms_is_chosen_with_its_own_gripper():
+    left, right = hand(name="left"), hand(name="right")
+    other = replace(GRIPPER, name="other", names=("width",))
+    for parts in ((left, GRIPPER, right, other), (left, right, GRIPPER, other)):
+        spec = robot(*parts)
+        first, second = selections(spec, DriveConfig(), name="any")
+        assert [spec.action.names[axis] for axis in first.axes] == [*left.names, "opening"]
+        assert [spec.action.names[axis] for axis in second.axes] == [*right.names, "width"]
+        (only,) = selections(spec, DriveConfig(part="right"), name="any")
+        assert only.axes == second.axes
+
+
+def test_chooser_moves_between_arms_and_joints():
+    spec = robot(ARM, GRIPPER, BASE)
+    chooser = Chooser(selections(spec, DriveConfig(), name="any"))
+    chooser.move(-1)
+    assert chooser.chosen.label == "base"
+    chooser.move(2)
+    assert chooser.chosen.label == "arm, joint j2"
+    chooser.move_part(1)
+    assert chooser.chosen.label == "base"
+    chooser.move_part(1)
+    chooser.choose(2)
+    assert chooser.chosen.label == "arm, joint j2"
+    chooser.choose(7)
+    assert chooser.chosen.label == "arm, joint j2"
+
+
+def test_part_that_does_not_exist_is_refused_with_the_known_ones():
+    with pytest.raises(UsageError, match="no arm or base 'amr', only arm, base"):
+        selections(robot(ARM, BASE), DriveConfig(part="amr"), name="any")
 
 
 @pytest.mark.parametrize(
     ("parts", "reason"),
     [
-        ((ARM, GRIPPER), "joint_target, gripper"),
-        ((hand(), hand(name="left")), "2 arms"),
-        ((ActionPart(
-            name="hand", kind="ee_target", unit="m", names=("x", "y", "z"), low=(-1.0,) * 3, high=(1.0,) * 3,
-            max_speed=(0.1,) * 3, hold="measured", frame="base", measured="pose",
-        ), BASE), "ee_target"),
+        ((GRIPPER,), "takes gripper actions"),
+        ((replace(BASE, unit="rad/s"),), "expected forward, left and turn"),
     ],
-)  # fmt: skip
+)
 def test_robot_that_devices_cannot_drive_is_refused(parts, reason):
     with pytest.raises(UsageError, match=reason):
-        map_axes(robot(*parts), name="any")
+        selections(robot(*parts), DriveConfig(), name="any")
 
 
 def test_left_trigger_of_a_gamepad_drives_the_base(tmp_path):

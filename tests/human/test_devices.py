@@ -8,15 +8,16 @@ import numpy as np
 import pytest
 
 from dovetail.core.errors import UsageError
-from dovetail.core.types import Event, HumanInput
+from dovetail.core.types import Event, HumanInput, Observation
 from dovetail.human import gamepad
-from dovetail.human.axes import map_axes
 from dovetail.human.browser import ConsoleControl, OperatorWithConsole
 from dovetail.human.device import DeviceOperator, OperatorWithStop, Reading
+from dovetail.human.drive_settings import DriveConfig
 from dovetail.human.gamepad import GamepadConfig, GamepadOperator
 from dovetail.human.mailbox import EXPIRY_S
 from dovetail.human.none import NoOperator
 from dovetail.human.pedal import PedalConfig, PedalDevice, PedalOperator
+from dovetail.human.selections import selections
 from dovetail.human.spacemouse import SpaceMouseConfig, SpaceMouseOperator
 from dovetail.testing.fakes import (
     FakeArm,
@@ -449,14 +450,54 @@ def test_first_device_with_the_key_is_found(monkeypatch, tmp_path):
         device.close()
 
 
-def test_joint_robots_are_rejected():
-    with pytest.raises(UsageError, match="ee_delta"):
-        GamepadOperator(GamepadConfig(), robot=FakeBimanual(FakeBimanualConfig()).spec)
+def mapped(spec):
+    (only,) = selections(spec, DriveConfig(), name="any")
+    return only.axes
+
+
+def joints_at(value):
+    return Observation(time_ns=0, values={"joint_pos": np.full(24, value, np.float32)})
+
+
+def test_d_pad_of_a_gamepad_chooses_the_joint_that_the_stick_moves(tmp_path):
+    pad = Pad(tmp_path)
+    spec = FakeBimanual(FakeBimanualConfig()).spec
+    operator = opened(
+        EmulatedGamepadOperator(GamepadConfig(path=str(pad.device.path), max_silence_s=None), robot=spec)
+    )
+    pad.operators.append(operator)
+    pad.hold()
+    first = operator.poll(joints_at(0.2)).action
+    assert first[0] == pytest.approx(0.2 + 0.8 / 20) and first[1:] == pytest.approx(np.full(23, 0.2))
+    for value in (1.0, 0.0, 1.0, 0.0):
+        pad.device.push(gamepad.ABS_HAT0Y, value)
+        pad.settle()
+    third = operator.poll(joints_at(0.2)).action
+    assert operator.selection == "arm, joint left_arm3"
+    assert third[2] == pytest.approx(0.2 + 0.8 / 20)
+    assert third[0] == pytest.approx(first[0])  # keeps its target
+    pad.close()
+
+
+def test_button_of_a_spacemouse_chooses_the_next_six_joints(tmp_path):
+    mouse = Mouse(tmp_path, next_button=4)
+    mouse.robot = FakeBimanual(FakeBimanualConfig()).spec
+    operator = opened(mouse.make())
+    mouse.hold()
+    assert np.flatnonzero(operator.poll(joints_at(0.0)).action).tolist() == [0]
+    mouse.device.buttons(4)
+    mouse.settle()
+    mouse.device.buttons()
+    mouse.settle()
+    moved = operator.poll(joints_at(0.0)).action
+    assert operator.selection == "arm, joint left_finger1 to left_finger6"
+    assert moved[6] == pytest.approx(0.04)
+    mouse.close()
 
 
 def test_axes_are_mapped_by_position_not_by_name():
     """Three axes to move, three to turn, then grippers; also for an arm that does not turn."""
     plain = replace(SPEC, action=replace(SPEC.action, names=()))
-    assert map_axes(plain, name="any") == {axis: axis for axis in range(7)}
+    assert mapped(plain) == {axis: axis for axis in range(7)}
     flat = replace(SPEC.action, shape=(4,), names=("x", "y", "z", "gripper"), low=(-1,) * 4, high=(1,) * 4)
-    assert map_axes(replace(SPEC, action=flat), name="any") == {0: 0, 1: 1, 2: 2, 3: 6}
+    assert mapped(replace(SPEC, action=flat)) == {0: 0, 1: 1, 2: 2, 3: 6}

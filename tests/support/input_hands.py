@@ -94,9 +94,11 @@ class Mouse(Hands):
         self.device = EmulatedSpaceMouse(folder / "mouse")
         self.device.plug_in()
 
+    robot = SPEC
+
     def build(self):
         config = EmulatedSpaceMouseOperator.Config(path=str(self.device.path), **self.settings)
-        return EmulatedSpaceMouseOperator(config, robot=SPEC)
+        return EmulatedSpaceMouseOperator(config, robot=self.robot)
 
     def arm(self):
         """Rest until a push takes over."""

@@ -24,7 +24,10 @@ from dovetail.core.errors import RobotFault
 from dovetail.core.streams import stream
 from dovetail.core.types import Array, EpisodeOrder, Event, HumanInput, Observation, Outcome, Source
 
-__all__ = ["EMERGENCY", "ControlLoop", "EpisodeEnd", "HealthCheck"]
+__all__ = ["EMERGENCY", "HUMAN_AXES", "ControlLoop", "EpisodeEnd", "HealthCheck"]
+
+HUMAN_AXES = "human_axes"
+"""Extra column, bool [A]: the axes that a person drove, if an operator of the run may drive some of them only."""
 
 ENDING_EVENTS = {
     Event.SUCCESS: Outcome.SUCCESS,
@@ -266,10 +269,10 @@ class ControlLoop:
                 self._planner.interrupt()  # the plan will be out of date
             self._record(row, extras, executed=self._hold())
         elif human.action is not None:
-            if self._planner:
-                self._planner.interrupt()  # a person moved the arm: the plan is out of date
+            proposed = self._with_others(row, human)
             self._since_human = self._num_idle = 0
-            proposed = np.asarray(human.action, np.float32)
+            if HUMAN_AXES in extras:
+                extras = {**extras, HUMAN_AXES: _driven_axes(human)}
             self._record(row, extras, executed=self._robot.send(proposed), proposed=proposed, source=Source.HUMAN)
         elif self._planner is None:
             self._record(row, extras, executed=self._hold(), source=Source.HUMAN)
@@ -288,6 +291,18 @@ class ControlLoop:
                     proposed=planned.action,
                     planned=planned,
                 )
+
+    def _with_others(self, row: int, human: HumanInput) -> Array:
+        """The person's action. If the person drives only some axes, the policy drives the others, or they stand still
+        while it has no plan. A plan stays valid then; after a takeover of the whole robot it is out of date."""
+        action = np.asarray(human.action, np.float32)
+        if human.axes is None:
+            if self._planner:
+                self._planner.interrupt()
+            return action
+        planned = self._planner.action_for(row) if self._planner else None
+        others = self._robot.holding_action() if planned is None else np.asarray(planned.action, np.float32)
+        return np.where(human.axes, action, others)
 
     def _record(
         self,
@@ -433,6 +448,12 @@ class ControlLoop:
             reset_s=None if reset_ns is None else reset_ns / NS_PER_S,
             has_success=self._task.spec.has_success,
         )
+
+
+def _driven_axes(human: HumanInput) -> Array:
+    """Mask [A] of the axes that the person drives."""
+    assert human.action is not None
+    return np.ones(len(human.action), np.bool_) if human.axes is None else human.axes
 
 
 def _continues(human: HumanInput) -> bool:

@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 
 from dovetail.config.schema import RunConfig
-from dovetail.core.abilities import ChecksDevice, WrapsOperator
+from dovetail.core.abilities import ChecksDevice, ConfiguresLeader, WrapsOperator, WrapsOperators
 from dovetail.core.clock import SimulatedClock
 from dovetail.core.errors import DovetailError, RobotFault, UsageError
 from dovetail.core.streams import stream
@@ -66,7 +66,7 @@ def _operator_problem(config: RunConfig, problems: list[DovetailError]) -> Itera
         problems.append(first)
         with _collected(problems):
             robot, task = build_driver(task=config.task, robot=config.robot, cameras=config.cameras)
-            if not isinstance(config.operator.config, WrapsOperator):
+            if not isinstance(config.operator.config, WrapsOperator | WrapsOperators | ConfiguresLeader):
                 config.operator.build(task=task, robot=robot.spec)
 
 

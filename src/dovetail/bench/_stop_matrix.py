@@ -111,7 +111,7 @@ MISSING = (
     ),
     Missing(
         "homing, keyboard, gamepad or pedal",
-        "homing needs joint targets, and these devices drive in Cartesian space",
+        "homing needs joint targets, and these cells have a Cartesian arm",
         lambda case: case.place == "homing" and case.source in DEVICES,
     ),
 )

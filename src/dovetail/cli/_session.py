@@ -18,7 +18,7 @@ from dovetail.cli._stop import StopFlag
 from dovetail.cli._terminal import console, say, split_arguments
 from dovetail.core.errors import Interrupted, UsageError
 from dovetail.core.specs import RobotSpec
-from dovetail.human.keyboard import HELP, TerminalKeys
+from dovetail.human.keyboard import HELP, KeyboardConfig, TerminalKeys
 from dovetail.human.mailbox import Mailbox
 from dovetail.labels.queue import LabelQueue
 from dovetail.live.link import LiveLink
@@ -143,7 +143,11 @@ def _operator_links(
 
     with ExitStack() as stack:
         if keyboard:
-            stack.enter_context(TerminalKeys(mailbox, on_emergency=lambda: stop.press("keyboard")))
+            config = folder.config.operator.config
+            assert isinstance(config, KeyboardConfig)
+            stack.enter_context(
+                TerminalKeys(mailbox, config=config, on_emergency=lambda: stop.press("keyboard"), announce=say)
+            )
             say(HELP)
         if with_console:
             stack.enter_context(ConsoleProcess(folder.path, port=request.console_port))

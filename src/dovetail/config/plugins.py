@@ -70,7 +70,10 @@ BUILTIN: dict[str, dict[str, str]] = {
         "gamepad": "dovetail.human.gamepad:GamepadOperator",
         "spacemouse": "dovetail.human.spacemouse:SpaceMouseOperator",
         "pedal": "dovetail.human.pedal:PedalOperator",
+        "leader": "dovetail.human.leader:LeaderOperator",
+        "several": "dovetail.human.several:SeveralOperators",
     },
+    "leader": {},
     "actor": {
         "sequential": "dovetail.actor.actors:SequentialActor",
         "naive": "dovetail.actor.actors:NaiveActor",

@@ -33,6 +33,8 @@ _SECTIONS = {  # anywhere in a config: these keys name plugins
     "task": "task",
     "robot": "robot",
     "operator": "operator",
+    "operators": "operator",
+    "leader": "leader",
     "actor": "actor",
     "policy": "policy",
     "labels": "labeler",

@@ -19,7 +19,8 @@ from dovetail.human.sender_clock import MAX_SENT_MS, SenderClock
 
 __all__ = ["ANONYMOUS", "MAX_MESSAGE_BYTES", "DriveControl", "DriveSession", "Drives", "InvalidMessage"]
 
-MAX_MESSAGE_BYTES = 1024
+MAX_MESSAGE_BYTES = 2048
+MAX_AXES = 64
 ANONYMOUS = "anonymous"  # the name of a person who entered none
 _SILENCE_S = 1.0  # after this time without a message, another driver may take over
 _Axis = Annotated[float, Field(ge=-1.0, le=1.0, allow_inf_nan=False)]
@@ -42,7 +43,7 @@ class DriveMessage(Config):
     """When the page sent it: its `performance.now()`, in milliseconds."""
     held: Annotated[bool, Field(strict=True)]
     """Whether the dead-man key is held."""
-    axes: Annotated[tuple[_Axis, ...], Field(max_length=32)] = ()
+    axes: Annotated[tuple[_Axis, ...], Field(max_length=MAX_AXES)] = ()
     """Speed of each axis, -1 to 1."""
     lost: Annotated[bool, Field(strict=True)] = False
     """Whether the page lost the focus: the arm holds and is not released."""

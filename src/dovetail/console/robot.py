@@ -9,12 +9,13 @@ from typing import Any
 
 from dovetail.core.errors import UsageError
 from dovetail.core.types import Array, Event
-from dovetail.human.axes import AXES, AxisMapping
+from dovetail.human.axes import AxisMapping, cartesian_slice, num_drive_axes
+from dovetail.human.selections import AXES, base_axes, gripper_of
 from dovetail.live.view import LiveState, LiveView, NotLive
 
 __all__ = ["LiveRobot"]
 
-_CARTESIAN = ("ee_delta", "ee_velocity")
+_CARTESIAN = ("ee_delta", "ee_velocity", "ee_target")
 
 
 class LiveRobot:
@@ -63,7 +64,7 @@ class LiveRobot:
         """For the page that drives: the parts of the action with their axes, and why the arm cannot be driven, if so."""
         view = self._view
         if view is None:
-            return {"parts": [], "refusal": ""}
+            return {"parts": [], "num_axes": 0, "refusal": ""}
         if self._drive is None or self._drive[0] is not view:
             self._drive = (view, _drive_parts(view))
         return self._drive[1]
@@ -106,7 +107,9 @@ class LiveRobot:
         `time_ns` is when the page sent it, in this host's monotonic time.
         """
         view = self._active()
-        axes = axes or (0.0,) * view.robot.action.shape[0]
+        num_axes = num_drive_axes(view.robot)
+        if len(axes) in (0, view.robot.action.shape[0]):  # the Cartesian axes of joints, or all, may be left out
+            axes = (*axes, *(0.0,) * (num_axes - len(axes)))
         view.writer.drive(session=session, sequence=sequence, held=held, axes=axes, time_ns=time_ns)
 
     def disconnect(self, *, session: int, sequence: int) -> None:
@@ -126,19 +129,29 @@ class LiveRobot:
 
 
 def _drive_parts(view: LiveView) -> dict[str, Any]:
-    robot = view.robot
-    parts = [
-        {
-            "name": part.name,
-            "kind": part.kind,
-            "first": robot.slice_of(part.name).start,
-            "axes": list(AXES[: part.num_axes]) if part.kind in _CARTESIAN else _axis_names(view, part.name),
-            "is_cartesian": part.kind in _CARTESIAN,
-        }
-        for part in robot.parts
-    ]
-    refusal = AxisMapping(robot).refusal
-    return {"parts": parts, "refusal": f"robot '{robot.name}' {refusal}" if refusal else ""}
+    """Each part with the axes that keys and sticks move, or with an axis for each joint."""
+    robot, parts = view.robot, list[dict[str, Any]]()
+    grippers = {gripper_of(robot, part): part.name for part in robot.parts if part.kind == "gripper"}
+    driven = [part for part in robot.parts if not view.driven_parts or part.name in view.driven_parts]
+    for part in driven:
+        first, axes, is_cartesian = robot.slice_of(part.name).start, _axis_names(view, part.name), False
+        known = {"kind": part.kind, "gripper": grippers.get(part.name, "" if len(grippers) > 1 else None)}
+        if part.kind in _CARTESIAN:
+            axes, is_cartesian = list(AXES[: part.num_axes]), True
+        elif part.kind == "velocity" and (of_base := base_axes(part)) is not None:
+            axes, is_cartesian = list(of_base), True
+        if part.name in view.cartesian_parts:  # by inverse kinematics
+            start = cartesian_slice(robot, part.name).start
+            moved = {"first": start, "axes": list(AXES[:6]), "is_cartesian": True}
+            parts.append({"name": part.name, **known, **moved})
+            parts.append(
+                {"name": f"{part.name}, joints", **known, "first": first, "axes": axes, "is_cartesian": False}
+            )
+        else:
+            parts.append({"name": part.name, **known, "first": first, "axes": axes, "is_cartesian": is_cartesian})
+    refusal = AxisMapping(robot, parts=view.driven_parts).refusal
+    problem = f"robot '{robot.name}' {refusal}" if refusal else ""
+    return {"parts": parts, "num_axes": num_drive_axes(robot), "refusal": problem}
 
 
 def _axis_names(view: LiveView, part: str) -> list[str]:

@@ -34,6 +34,7 @@ __all__ = [
     "ConfiguresImageSize",
     "ConfiguresImages",
     "ConfiguresLayout",
+    "ConfiguresLeader",
     "ConfiguresNormalization",
     "ConfiguresRealtime",
     "ConfiguresSpeed",
@@ -44,6 +45,7 @@ __all__ = [
     "Demonstrates",
     "DescribesLink",
     "DrivenFromConsole",
+    "DrivesAxes",
     "HasCanonicalSpace",
     "HasMode",
     "HasName",
@@ -53,6 +55,8 @@ __all__ = [
     "IdentifiesArm",
     "IndependentStop",
     "JudgesObservations",
+    "KeepsPace",
+    "Leader",
     "LearnsByImitation",
     "LearnsFromRunning",
     "LearnsOnPolicy",
@@ -73,8 +77,10 @@ __all__ = [
     "SlowLabeler",
     "StopConnection",
     "UsesBuffers",
+    "WatchesStop",
     "WrapsCanonicalPolicy",
     "WrapsOperator",
+    "WrapsOperators",
 ]
 
 # ---- any plugin
@@ -320,6 +326,47 @@ class Demonstrates(Protocol):
 
 
 @runtime_checkable
+class Leader(Protocol):
+    """A leader arm: a person moves it by hand, and another arm follows. The constructor does no I/O.
+
+        leader.follow(measured)           # while the policy drives, so that the takeover begins without a jump
+        leader.release()                  # the person takes it
+        positions = leader.read()
+
+    One thread calls these methods; each may block for up to some 100 ms and connects if necessary. Every method raises
+    RobotError if the leader is lost, and the operator must then stop driving.
+    """
+
+    @property
+    def name(self) -> str:
+        """Name of the device, recorded with each episode."""
+
+    @property
+    def axes(self) -> tuple[str, ...]:
+        """Names of the values that `read` returns. They are compared with the axis names of the follower's action."""
+
+    @property
+    def units(self) -> tuple[str, ...]:
+        """Unit of each value, as in action parts: rad, deg, m or 1."""
+
+    @property
+    def can_follow(self) -> bool:
+        """Whether it has motors that `follow` can use. False: `follow` does nothing."""
+
+    def read(self) -> Array:
+        """Measure the positions now, float64 [len(axes)]."""
+
+    def follow(self, positions: Array) -> None:
+        """Move toward these positions, in the order and units of `axes`. Call it once per tick."""
+
+    def release(self) -> None:
+        """Let a person move it: motors without torque."""
+
+    def close(self) -> None:
+        """Release it and close the connection."""
+
+
+@runtime_checkable
 class DrivenFromConsole(Protocol):
     """An operator whose person drives from the console, which starts with the run. Class attribute."""
 
@@ -360,6 +407,33 @@ class Restarts(Protocol):
     """An operator that judges observations: it must forget those from before the episode's first step."""
 
     def restart(self) -> None: ...
+
+
+@runtime_checkable
+class DrivesAxes(Protocol):
+    """An operator that may drive only some axes of the action."""
+
+    @property
+    def drives(self) -> Array | None:
+        """Mask, bool [A], of the axes that it drives; None: all."""
+
+    def release_pose(self) -> None:
+        """Something else moves the arm: start from the measured pose at the next poll."""
+
+
+@runtime_checkable
+class WatchesStop(Protocol):
+    """An operator with a device that has an emergency stop. The class itself may be tested."""
+
+    def watch(self, on_emergency: Callable[[str], None]) -> None:
+        """Read the device from now on. Its emergency stop calls `on_emergency` with the operator's name."""
+
+
+@runtime_checkable
+class KeepsPace(Protocol):
+    """An operator with which a person drives in simulated time, at the speed of the real clock."""
+
+    def keep_pace(self, pace_s: float) -> None: ...
 
 
 # ---- actors
@@ -543,6 +617,20 @@ class WrapsOperator(Protocol):
     """An operator config that names another operator inside it."""
 
     operator: Any
+
+
+@runtime_checkable
+class WrapsOperators(Protocol):
+    """An operator config that names several other operators."""
+
+    operators: Collection[Any]
+
+
+@runtime_checkable
+class ConfiguresLeader(Protocol):
+    """An operator config that names a leader arm, as a robot section. The runtime builds it."""
+
+    leader: Any
 
 
 @runtime_checkable

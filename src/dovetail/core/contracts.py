@@ -123,6 +123,9 @@ class GuardedRobot(Robot, Protocol):
     def hold(self) -> Array:
         """Stand still for one tick and return the action that was sent."""
 
+    def holding_action(self) -> Array:
+        """The action with which the robot would stand still, float32 [A]. It is not sent."""
+
     def ease(self) -> Array:
         """Send an action halfway between the last command and standing still. Repeated calls stop the arm gently."""
 

@@ -8,7 +8,7 @@ import threading
 
 from dovetail.core.errors import one_line
 
-__all__ = ["ProblemReport"]
+__all__ = ["ProblemReport", "report_line"]
 
 
 class ProblemReport:
@@ -26,6 +26,12 @@ class ProblemReport:
             line = f"warning: {self._thread} failed and tries again: {one_line(error)}\n"
             # a terminal that is stopped with Ctrl-S blocks its writers
             threading.Thread(target=_print, args=(line,), daemon=True).start()
+
+
+def report_line(line: str) -> None:
+    """Print a line on stderr. Never blocks and never raises."""
+    with contextlib.suppress(Exception):
+        threading.Thread(target=_print, args=(line + "\n",), daemon=True).start()
 
 
 def _print(line: str) -> None:

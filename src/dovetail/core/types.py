@@ -129,10 +129,14 @@ class ActionChunk:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HumanInput:
-    """One poll of an operator: an action while the operator drives, and an event if there is one."""
+    """One poll of an operator: an action while the operator drives, and an event if there is one.
+
+    With `axes`, a mask bool [A], the operator drives only these axes of the action. The policy keeps the others.
+    """
 
     action: Array | None = None
     event: Event | None = None
+    axes: Array | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

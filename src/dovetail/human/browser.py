@@ -5,29 +5,26 @@ from __future__ import annotations
 from typing import ClassVar
 
 import numpy as np
-from pydantic import Field
 
-from dovetail.config.model import Config
 from dovetail.core.abilities import Demonstrates, Pauses, Resumes
 from dovetail.core.contracts import Operator, Task
 from dovetail.core.errors import UsageError
 from dovetail.core.specs import RobotSpec
 from dovetail.core.types import Event, HumanInput, Observation
 from dovetail.human.axes import AxisMapping
+from dovetail.human.drive_settings import DriveConfig
 from dovetail.human.handover import Handover
 from dovetail.human.mailbox import Mailbox, MailboxReader
+from dovetail.human.selections import driven_parts
 
-__all__ = ["BrowserConfig", "BrowserOperator", "ConsoleControl", "OperatorWithConsole"]
+__all__ = ["BrowserConfig", "BrowserOperator", "ConsoleControl", "OperatorWithConsole", "console_mapping"]
 
 
 _VERDICTS = (Event.SUCCESS, Event.FAILURE, Event.DISCARD, Event.RESET)
 
 
-class BrowserConfig(Config):
+class BrowserConfig(DriveConfig):
     """Operator at the console."""
-
-    speed: float = Field(default=1.0, gt=0.0, le=1.0)
-    """Speed at full deflection, relative to the robot's limits."""
 
 
 class BrowserOperator:
@@ -40,10 +37,17 @@ class BrowserOperator:
 
     def __init__(self, config: BrowserConfig, *, task: Task | None = None, robot: RobotSpec | None = None) -> None:
         self.speed = config.speed
-        if robot is not None and (refusal := AxisMapping(robot).refusal) is not None:
+        self._mapping = None if robot is None else console_mapping(robot, config, name=self.name)
+        if robot is not None and self._mapping is not None and self._mapping.refusal is not None:
             raise UsageError(
-                f"operator 'browser' cannot drive robot '{robot.name}', which {refusal}. Use another operator"
+                f"operator 'browser' cannot drive robot '{robot.name}', which {self._mapping.refusal}. "
+                "Use another operator"
             )
+
+    def check_device(self) -> None:
+        """Read the geometry of the arm, if there is one. Raises UsageError if it is missing."""
+        if self._mapping is not None:
+            self._mapping.load()
 
     def reset(self, *, rng: np.random.Generator, robot_minutes: float) -> None:
         pass
@@ -52,13 +56,22 @@ class BrowserOperator:
         return HumanInput()
 
 
+def console_mapping(robot: RobotSpec, config: DriveConfig, *, name: str) -> AxisMapping:
+    """What the console or the terminal drives."""
+    parts = driven_parts(robot, config.part, name=name)
+    return AxisMapping(robot, speed=config.speed, parts=parts, kinematics=config.known_arms)
+
+
 class ConsoleControl:
     """The console's input in the control process."""
 
-    def __init__(self, box: Mailbox, robot: RobotSpec, *, pace_s: float | None = None, speed: float = 1.0) -> None:
+    def __init__(
+        self, box: Mailbox, robot: RobotSpec, *, pace_s: float | None = None, config: DriveConfig | None = None
+    ) -> None:
         self.box = box
         self.reader = MailboxReader(box)
-        self.handover = Handover(robot, pace_s=pace_s, speed=speed)
+        mapping = console_mapping(robot, config or DriveConfig(), name="browser")
+        self.handover = Handover(robot, pace_s=pace_s, mapping=mapping)
 
 
 class OperatorWithConsole:
@@ -131,7 +144,8 @@ class OperatorWithConsole:
         if inner.action is not None:
             self._pause_inner()  # its switch must be pressed again after the console's release
         # keep a verdict of the inner operator, but not the pause of a lost device
-        return HumanInput(action=decided.action, event=None if inner.event is Event.PAUSE else inner.event)
+        event = None if inner.event is Event.PAUSE else inner.event
+        return HumanInput(action=decided.action, event=event, axes=decided.axes)
 
     def _pause_inner(self) -> None:
         if isinstance(self._inner, Pauses):

@@ -1,8 +1,9 @@
 """Operators with an input device at the robot's machine. A thread reads the device (`human.device_reader`); the control loop
 takes its newest reading each tick.
 
-A device reports whether its switch is held and its axes, in the order of `axes.AXES`, each in [-1, 1]. It may leave out the
-last ones. `Handover` has the dead-man logic for devices and browser.
+A device reports whether its switch is held and its axes, in the order of `selections.AXES`, each in [-1, 1]. It may leave
+out the last ones. What they move is chosen at the device (`human.selections`). `Handover` has the dead-man logic for
+devices and browser.
 """
 
 from __future__ import annotations
@@ -17,11 +18,13 @@ from dovetail.core.clock import NS_PER_S
 from dovetail.core.contracts import Operator
 from dovetail.core.errors import UsageError
 from dovetail.core.specs import RobotSpec
-from dovetail.core.types import Event, HumanInput, Observation
-from dovetail.human.axes import AXES, map_axes
+from dovetail.core.types import Array, Event, HumanInput, Observation
+from dovetail.human.axes import AxisMapping, num_drive_axes
 from dovetail.human.device_reader import Device, DeviceReader, Reading
-from dovetail.human.handover import Handover
+from dovetail.human.drive_settings import DriveConfig
+from dovetail.human.handover import ActionMapping, Handover
 from dovetail.human.mailbox import EXPIRY_S, DriveCommand
+from dovetail.human.selections import AXES, Chooser, driven_parts, selections
 
 __all__ = ["Device", "DeviceOperator", "OperatorWithStop", "Reading", "VerdictsOnly", "load_library"]
 
@@ -33,12 +36,29 @@ class DeviceOperator:
 
     demonstrates: ClassVar[bool] = True
     name: ClassVar[str]
+    joints_at_once: ClassVar[int] = 1  # number of joints that the axes of the device move without a choice
 
-    def __init__(self, device: Device, *, robot: RobotSpec, speed: float = 1.0) -> None:
+    def __init__(
+        self,
+        device: Device,
+        *,
+        robot: RobotSpec,
+        config: DriveConfig | None = None,
+        mapping: ActionMapping | None = None,
+    ) -> None:
+        """`mapping` replaces that of the robot's axes, for a device that does not choose what it moves."""
+        config = config or DriveConfig()
         self._reader = DeviceReader(device, name=self.name)
-        self._axis_map = self._map_axes(robot)
-        self._num_axes = robot.action.shape[0]
-        self._handover = Handover(robot, speed=speed)
+        self._num_axes = num_drive_axes(robot)
+        self._chooser: Chooser | None = None
+        if mapping is None:
+            options = selections(robot, config, name=self.name, joints_at_once=self.joints_at_once)
+            self._chooser = Chooser(options)
+            parts = driven_parts(robot, config.part, name=self.name)
+            mapping = AxisMapping(robot, speed=config.speed, parts=parts, kinematics=config.known_arms)
+        self._mapping = mapping
+        self._handover = Handover(robot, mapping=mapping)
+        self._num_chosen = (0, 0)  # as far as this operator has seen
         self._sequence = 0
         self._num_losses = 0  # that this operator has seen
         self._command: DriveCommand | None = None
@@ -73,6 +93,20 @@ class DeviceOperator:
         """Clear a loss of this device after a start from elsewhere."""
         self._handover.resume(self._command)
 
+    @property
+    def drives(self) -> Array | None:
+        """Mask [A] of the axes that this operator drives; None: all."""
+        return self._mapping.driven
+
+    @property
+    def selection(self) -> str:
+        """What the device moves, for people."""
+        return "" if self._chooser is None else self._chooser.chosen.label
+
+    def release_pose(self) -> None:
+        """Something else moves the arm: start from the measured pose again."""
+        self._handover.release_pose()
+
     def poll(self, observation: Observation) -> HumanInput:
         event = self._reader.next_event()
         self._sequence += 1
@@ -83,15 +117,13 @@ class DeviceOperator:
 
     def check_device(self) -> None:
         """Open the device and close it again. Raises UsageError if it or its package is missing."""
+        if isinstance(self._mapping, AxisMapping):
+            self._mapping.load()
         self._reader.open()
         self._reader.close()
 
     def close(self) -> None:
         self._reader.close()
-
-    def _map_axes(self, robot: RobotSpec) -> dict[int, int]:
-        """The device axis of each action axis that this device drives. Raises UsageError for an unsuitable robot."""
-        return map_axes(robot, name=self.name)
 
     def _next_command(self) -> DriveCommand | None:
         newest, num_losses = self._reader.newest(), self._reader.num_losses
@@ -109,9 +141,7 @@ class DeviceOperator:
                 is_valid=False,
             )
         reading, press = newest
-        given, axes = np.zeros(len(AXES), np.float32), np.zeros(self._num_axes, np.float32)
-        given[: len(reading.axes)] = reading.axes
-        axes[list(self._axis_map)] = given[list(self._axis_map.values())]
+        axes = self._axes_of(reading)
         return DriveCommand(
             session=_SESSION,
             sequence=self._sequence,
@@ -123,11 +153,24 @@ class DeviceOperator:
             is_valid=bool((np.abs(axes) <= 1.0).all()),
         )
 
+    def _axes_of(self, reading: Reading) -> Array:
+        """The axes of a drive command."""
+        given, axes = np.zeros(len(AXES), np.float32), np.zeros(self._num_axes, np.float32)
+        given[: len(reading.axes)] = reading.axes
+        if self._chooser is not None:
+            self._chooser.move(reading.num_next - self._num_chosen[0])
+            if reading.num_next_part != self._num_chosen[1]:
+                self._chooser.move_part(reading.num_next_part - self._num_chosen[1])
+            self._num_chosen = (reading.num_next, reading.num_next_part)
+            chosen = self._chooser.chosen.axes
+            axes[list(chosen)] = given[list(chosen.values())]
+        return axes
+
 
 class OperatorWithStop:
     """Adds only the emergency stop of a device to another operator."""
 
-    def __init__(self, inner: Operator, device: DeviceOperator) -> None:
+    def __init__(self, inner: Operator, device: Operator) -> None:
         self._inner, self._device = inner, device
         self._is_connected = False
 

@@ -34,6 +34,8 @@ class Reading:
     axes: Array  # float32 [N], each from -1 to 1
     event: Event | None = None
     num_presses: int | None = None  # of the switch so far; None: each change of `held` to true is one
+    num_next: int = 0  # how often the next selection was chosen so far, less how often the previous one was
+    num_next_part: int = 0  # the same for the next arm or base
     time_ns: int = field(default_factory=time.monotonic_ns)
 
 

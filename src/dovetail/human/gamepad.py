@@ -4,6 +4,8 @@ left stick      forward, back, left, right       right stick    up, down, turn
 south / east    close / open the gripper         north / west   success / failure
 start / select  start / pause                    mode           emergency stop
 left trigger    while it is pulled, the sticks drive a mobile base: forward, back, left, right and turn
+d-pad           right / left: the next / previous arm; down / up: the next / previous joint of an arm with joint actions,
+                which the left stick moves; the first choice of an arm with known geometry is Cartesian
 
 A stick that does not change sends no events, so a wireless pad that is out of range looks like a stick that is held still. A
 real stick trembles: while one is deflected, events must arrive at least every `max_silence_s`, or the arm holds until the
@@ -20,18 +22,18 @@ from typing import ClassVar
 import numpy as np
 from pydantic import Field
 
-from dovetail.config.model import Config
 from dovetail.core.clock import NS_PER_S
 from dovetail.core.contracts import Task
 from dovetail.core.specs import RobotSpec
 from dovetail.core.types import Event
 from dovetail.human._evdev import InputDevice, Kernel
 from dovetail.human.device import Device, DeviceOperator, Reading
+from dovetail.human.drive_settings import DriveConfig
 from dovetail.human.mailbox import EXPIRY_S
 
 __all__ = ["GamepadConfig", "GamepadDevice", "GamepadOperator"]
 
-ABS_X, ABS_Y, ABS_Z, ABS_RX, ABS_RY = 0, 1, 2, 3, 4
+ABS_X, ABS_Y, ABS_Z, ABS_RX, ABS_RY, ABS_HAT0X, ABS_HAT0Y = 0, 1, 2, 3, 4, 16, 17
 BTN_SOUTH, BTN_EAST, BTN_NORTH, BTN_WEST, BTN_TL, BTN_TR = 304, 305, 307, 308, 310, 311
 BTN_SELECT, BTN_START, BTN_MODE = 314, 315, 316
 GRIP_SILENCE_S = 1.0
@@ -45,7 +47,7 @@ EVENTS = {
 }
 
 
-class GamepadConfig(Config):
+class GamepadConfig(DriveConfig):
     """A gamepad."""
 
     BASIC: ClassVar[Collection[str]] = ("speed",)
@@ -56,8 +58,6 @@ class GamepadConfig(Config):
     """Smallest deflection of a stick that counts, from 0 to 1."""
     max_silence_s: float | None = Field(default=EXPIRY_S, gt=0.0)
     """Longest time in seconds without an event while a stick is deflected; then the arm holds. Null: no limit."""
-    speed: float = Field(default=1.0, gt=0.0, le=1.0)
-    """Speed at full deflection, relative to the robot's limits."""
 
 
 class GamepadDevice:
@@ -67,6 +67,8 @@ class GamepadDevice:
             config.path, wanted={BTN_TL}, operator="gamepad", stop_keys={BTN_MODE}, kernel=kernel
         )
         self._events: list[Event] = []
+        self._hat = (0, 0)
+        self._num_next = self._num_next_part = 0
 
     def open(self) -> None:
         self._events.clear()
@@ -85,14 +87,28 @@ class GamepadDevice:
         drives_base = self._device.axes.get(ABS_Z, -1.0) > 0.0
         arm, base = (left[0], left[1], right[0], 0.0, 0.0, right[1]), (left[0], left[1], right[1])
         axes = (*(0.0,) * 6, grip, *base) if drives_base else (*arm, grip, *(0.0,) * 3)
+        self._choose()
         held = BTN_TL in pressed
         if held and not self._events and self._is_silent(deflected=any((*left, *right)), grips=grip != 0):
             return None
         event = self._events.pop(0) if self._events else None
-        return Reading(held=held, axes=np.array(axes, np.float32), event=event)
+        return Reading(
+            held=held,
+            axes=np.array(axes, np.float32),
+            event=event,
+            num_next=self._num_next,
+            num_next_part=self._num_next_part,
+        )
 
     def close(self) -> None:
         self._device.close()
+
+    def _choose(self) -> None:
+        """Count the presses of the d-pad."""
+        now = (round(self._device.axes.get(ABS_HAT0X, 0.0)), round(self._device.axes.get(ABS_HAT0Y, 0.0)))
+        before, self._hat = self._hat, now
+        self._num_next_part += now[0] if now[0] != before[0] else 0
+        self._num_next += now[1] if now[1] != before[1] else 0
 
     def _is_silent(self, *, deflected: bool, grips: bool) -> bool:
         limit_s = self._config.max_silence_s
@@ -118,4 +134,4 @@ class GamepadOperator(DeviceOperator):
         task: Task | None = None,
         device: Device | None = None,
     ) -> None:
-        super().__init__(device or GamepadDevice(config), robot=robot, speed=config.speed)
+        super().__init__(device or GamepadDevice(config), robot=robot, config=config)

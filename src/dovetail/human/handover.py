@@ -13,22 +13,50 @@ again nor holds again, also when its messages arrive after all.
 from __future__ import annotations
 
 import time
+from typing import Protocol
 
 from dovetail.core.clock import NS_PER_S
 from dovetail.core.specs import RobotSpec
-from dovetail.core.types import Event, HumanInput, Observation
+from dovetail.core.types import Array, Event, HumanInput, Observation
 from dovetail.human.axes import AxisMapping
 from dovetail.human.mailbox import Control, DriveCommand
 
-__all__ = ["Handover"]
+__all__ = ["ActionMapping", "Handover"]
+
+
+class ActionMapping(Protocol):
+    """Converts the axes of a drive command to an action: see `AxisMapping`."""
+
+    @property
+    def refusal(self) -> str | None:
+        """Why the robot cannot be driven; None if it can."""
+
+    @property
+    def driven(self) -> Array | None:
+        """Mask [A] of the axes that the operator drives; None: all."""
+
+    def begin(self) -> None: ...
+
+    def observe(self, observation: Observation) -> None: ...
+
+    def release(self) -> None: ...
+
+    def action(self, axes: Array, observation: Observation) -> Array: ...
 
 
 class Handover:
     """Call `decide` once per tick. With `pace_s`, time is simulated, and a tick with a person takes that much real time, so
-    that a person can drive."""
+    that a person can drive. `mapping` replaces the mapping of a robot's axes."""
 
-    def __init__(self, robot: RobotSpec, *, pace_s: float | None = None, speed: float = 1.0) -> None:
-        self._axes = AxisMapping(robot, speed=speed)
+    def __init__(
+        self,
+        robot: RobotSpec,
+        *,
+        pace_s: float | None = None,
+        speed: float = 1.0,
+        mapping: ActionMapping | None = None,
+    ) -> None:
+        self._axes: ActionMapping = mapping or AxisMapping(robot, speed=speed)
         self._pace_ns = None if pace_s is None else round(pace_s * NS_PER_S)
         self._paced_ns = 0
         self._last: DriveCommand | None = None  # of the driver
@@ -49,6 +77,10 @@ class Handover:
         self._always_paced = demonstrates
         if demonstrates:
             self.pause()
+
+    def release_pose(self) -> None:
+        """Another operator or the policy may have moved the arm: start from the measured pose again."""
+        self._axes.release()
 
     def pause(self) -> None:
         if self._last is not None and self.control is Control.HUMAN:
@@ -90,7 +122,8 @@ class Handover:
             return HumanInput(event=event)
         if self.control is Control.HUMAN:
             assert self._last is not None
-            return HumanInput(action=self._axes.action(self._last.axes, observation), event=event)
+            action = self._axes.action(self._last.axes, observation)
+            return HumanInput(action=action, event=event, axes=self._axes.driven)
         self._axes.release()
         if self.control is not Control.POLICY:
             return HumanInput(event=Event.PAUSE)
@@ -114,6 +147,8 @@ class Handover:
 
     def _lose(self, command: DriveCommand) -> None:
         """Hold after a command that has expired or is invalid."""
+        if self._last is not None and self.control is Control.HUMAN:
+            self._spend(self._last)  # also if the command has an older number
         self._spend(command)
         if self.control is not Control.PAUSED:
             self.control = Control.HOLDING

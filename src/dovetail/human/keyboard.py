@@ -3,6 +3,9 @@
 A terminal reports pressed keys but not released ones. So a press moves the arm for 0.25 s, and for as long as the terminal
 repeats the key. After a takeover the arm holds still until Enter gives it back to the policy. If the terminal closes, the
 arm holds. The run's process reads the keys and sends them to the control loop through the mailbox, like the browser.
+
+Tab chooses the next arm or base. For an arm with joint actions, digits, comma and period choose the joint that w and s move;
+0 is Cartesian, if its geometry is known.
 """
 
 from __future__ import annotations
@@ -21,19 +24,21 @@ from typing import ClassVar
 import numpy as np
 from pydantic import Field
 
-from dovetail.config.model import Config
 from dovetail.core.contracts import Task
 from dovetail.core.errors import UsageError
 from dovetail.core.problem_report import ProblemReport
 from dovetail.core.specs import RobotSpec
 from dovetail.core.types import Array, Event, HumanInput, Observation
-from dovetail.human.axes import AXES, map_axes
+from dovetail.human.browser import console_mapping
+from dovetail.human.drive_settings import DriveConfig
 from dovetail.human.mailbox import EXPIRY_S, Mailbox, MailboxWriter
+from dovetail.human.selections import AXES, Chooser, selections
 
 __all__ = ["HELP", "KeyParser", "KeyboardConfig", "KeyboardOperator", "Keys", "TerminalKeys"]
 
 HELP = (
     "drive with w s a d r f (move), i k j l u o (rotate), space (gripper); Enter returns control to the policy. "
+    "Tab chooses the arm; 1 to 9, comma and period its joint, 0 all of it. "
     "t start, p pause, y success, n failure, x discard, z reset, c acknowledge, Esc EMERGENCY STOP"
 )
 ESC = "\x1b"
@@ -64,7 +69,7 @@ _SEND_S = 0.05
 _SESSION = 1
 
 
-class KeyboardConfig(Config):
+class KeyboardConfig(DriveConfig):
     """The run's terminal."""
 
     BASIC: ClassVar[Collection[str]] = ("speed",)
@@ -81,13 +86,18 @@ class KeyboardOperator:
     demonstrates: ClassVar[bool] = True
 
     def __init__(self, config: KeyboardConfig, *, robot: RobotSpec, task: Task | None = None) -> None:
-        map_axes(robot, name=self.name)  # raises for an unsuitable robot
+        selections(robot, config, name=self.name)  # raises for an unsuitable robot
+        self._mapping = console_mapping(robot, config, name=self.name)
 
     def reset(self, *, rng: np.random.Generator, robot_minutes: float) -> None:
         pass
 
     def poll(self, observation: Observation) -> HumanInput:
         return HumanInput()
+
+    def check_device(self) -> None:
+        """Read the geometry of the arm, if there is one. Raises UsageError if it is missing."""
+        self._mapping.load()
 
 
 class KeyParser:
@@ -148,6 +158,11 @@ class Keys:
             self._until_s.clear()
         return EVENTS.get(key)
 
+    def rest(self) -> None:
+        """Stop all motion, for example before the keys move something else. The gripper keeps its state."""
+        self._until_s.clear()
+        self._grip = 0.0
+
     def axes(self, now_s: float) -> Array:
         axes = np.zeros(len(AXES), np.float32)
         for key, until_s in self._until_s.items():
@@ -167,13 +182,17 @@ class TerminalKeys:
         self,
         mailbox: Callable[[], tuple[Mailbox, RobotSpec] | None],
         *,
+        config: DriveConfig | None = None,
         descriptor: int = 0,
         on_emergency: Callable[[], object] = lambda: None,
+        announce: Callable[[str], object] = lambda line: None,
     ) -> None:
-        self._mailbox, self._on_emergency = mailbox, on_emergency
+        """`announce` is called with a line that says what the keys move."""
+        self._mailbox, self._on_emergency, self._announce = mailbox, on_emergency, announce
+        self._config = config or DriveConfig()
         self._parser, self._keys = KeyParser(), Keys()
         self._writer: MailboxWriter | None = None
-        self._axis_map: dict[int, int] = {}
+        self._chooser: Chooser | None = None
         self._sequence = self._num_presses = 0
         self._events: list[Event] = []
         self._emergency = False  # pressed, and not yet passed on
@@ -203,6 +222,7 @@ class TerminalKeys:
                 if pressed is None:
                     return  # the terminal is gone: the last command expires and the arm holds
                 for key in pressed:
+                    self._choose(key)
                     event = self._keys.press(key, time.monotonic())
                     self._emergency |= event is Event.EMERGENCY
                     self._events += [event] if event else []
@@ -211,6 +231,21 @@ class TerminalKeys:
             except Exception as error:  # a thread that ends would hear no later Esc
                 self._report(error)
                 self._ended.wait(_SEND_S)
+
+    def _choose(self, key: str) -> None:
+        """Choose what the motion keys move."""
+        if (chooser := self._chooser) is None:
+            return
+        before = chooser.chosen
+        if key == "\t":
+            chooser.move_part(1)
+        elif key in (",", "."):
+            chooser.move(1 if key == "." else -1)
+        elif key.isdecimal():
+            chooser.choose(int(key))
+        if chooser.chosen is not before:
+            self._keys.rest()
+            self._announce(f"keyboard: {chooser.chosen.label}")
 
     def _pass_on_emergency(self) -> None:
         if self._emergency:
@@ -222,13 +257,16 @@ class TerminalKeys:
 
     def _send(self) -> None:
         if self._writer is None and (found := self._mailbox()) is not None:
-            self._writer, self._axis_map = MailboxWriter(found[0]), map_axes(found[1], name="keyboard")
+            self._chooser = Chooser(selections(found[1], self._config, name="keyboard"))
+            self._writer = MailboxWriter(found[0])
         if self._writer is None:
             self._events.clear()
             return
         self._sequence += 1
         keys, axes = self._keys, np.zeros(self._writer.box.num_axes, np.float32)
-        axes[list(self._axis_map)] = keys.axes(time.monotonic())[list(self._axis_map.values())]
+        assert self._chooser is not None
+        chosen = self._chooser.chosen.axes
+        axes[list(chosen)] = keys.axes(time.monotonic())[list(chosen.values())]
         while self._events:  # first: an emergency stop works even if a console has the mailbox
             with contextlib.suppress(UsageError):  # a console has the mailbox, or it is full
                 self._writer.post(self._events.pop(0), session=_SESSION)

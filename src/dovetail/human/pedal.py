@@ -16,11 +16,11 @@ import numpy as np
 from pydantic import Field
 
 from dovetail.config.model import Config
-from dovetail.core.abilities import ChecksDevice, Closes, Pauses, Resumes
+from dovetail.core.abilities import ChecksDevice, Closes, DrivesAxes, Pauses, Resumes, WatchesStop
 from dovetail.core.contracts import Operator, Task
 from dovetail.core.errors import UsageError
 from dovetail.core.specs import RobotSpec
-from dovetail.core.types import Event, HumanInput, Observation
+from dovetail.core.types import Array, Event, HumanInput, Observation
 from dovetail.human._evdev import InputDevice, Kernel, key_code
 from dovetail.human.axes import AxisMapping
 from dovetail.human.device import Device, DeviceOperator, Reading
@@ -42,12 +42,12 @@ class PedalConfig(Config):
 
 
 class PedalDevice:
-    def __init__(self, config: PedalConfig, *, kernel: Kernel | None = None) -> None:
-        self._code = key_code(config.key, operator="pedal")
-        self._stop = None if config.stop_key is None else key_code(config.stop_key, operator="pedal")
+    def __init__(self, config: PedalConfig, *, kernel: Kernel | None = None, operator: str = "pedal") -> None:
+        self._code = key_code(config.key, operator=operator)
+        self._stop = None if config.stop_key is None else key_code(config.stop_key, operator=operator)
         stop_keys = set() if self._stop is None else {self._stop}
         self._device = InputDevice(
-            config.path, wanted={self._code, *stop_keys}, operator="pedal", stop_keys=stop_keys, kernel=kernel
+            config.path, wanted={self._code, *stop_keys}, operator=operator, stop_keys=stop_keys, kernel=kernel
         )
 
     def open(self) -> None:
@@ -78,12 +78,21 @@ class PedalOperator(DeviceOperator):
         task: Task | None = None,
         device: Device | None = None,
     ) -> None:
-        super().__init__(device or PedalDevice(config), robot=robot)
+        mapping = AxisMapping(robot)  # stands still until the other operator drives
+        if mapping.refusal is not None:
+            raise UsageError(
+                f"operator 'pedal' cannot enable another operator: robot '{robot.name}' {mapping.refusal}"
+            )
+        super().__init__(device or PedalDevice(config), robot=robot, mapping=mapping)
         self._inner = inner
+
+    @property
+    def drives(self) -> Array | None:
+        return self._inner.drives if isinstance(self._inner, DrivesAxes) else None
 
     def watch(self, on_emergency: Callable[[str], None]) -> None:
         super().watch(on_emergency)
-        if isinstance(self._inner, DeviceOperator):
+        if isinstance(self._inner, WatchesStop):
             self._inner.watch(on_emergency)
 
     def reset(self, *, rng: np.random.Generator, robot_minutes: float) -> None:
@@ -110,16 +119,16 @@ class PedalOperator(DeviceOperator):
         if isinstance(self._inner, Closes):
             self._inner.close()
 
-    def _map_axes(self, robot: RobotSpec) -> dict[int, int]:
-        if (refusal := AxisMapping(robot).refusal) is not None:
-            raise UsageError(f"operator 'pedal' cannot enable another operator: robot '{robot.name}' {refusal}")
-        return {}  # the other operator drives
-
     def poll(self, observation: Observation) -> HumanInput:
         pedal, inner = super().poll(observation), self._inner.poll(observation)
         if inner.event is Event.EMERGENCY:  # even if the pedal is lost
             return HumanInput(event=inner.event)
         if pedal.action is None:
+            if isinstance(self._inner, DrivesAxes):
+                self._inner.release_pose()  # it does not drive now, even if its own switch is held
             return pedal if pedal.event is not None else HumanInput(event=inner.event)
         # pressed: the other operator drives; without its action the arm stands still
-        return HumanInput(action=pedal.action if inner.action is None else inner.action, event=inner.event)
+        action = pedal.action if inner.action is None else inner.action
+        if inner.action is not None:
+            self.release_pose()  # standing still begins where the other operator leaves the arm
+        return HumanInput(action=action, event=inner.event, axes=self.drives)

@@ -1,7 +1,8 @@
 """A SpaceMouse at the robot's machine, through pyspacemouse 2 or 1.
 
 Pushing the cap takes over. At rest the arm stands still, and the operator keeps control. Pressing both buttons returns it to
-the policy. The left button closes the gripper, the right one opens it.
+the policy. The left button closes the gripper, the right one opens it. `next_button` chooses what the cap moves: the next
+arm, six joints of it at a time if its geometry is not known, or the base.
 
 A SpaceMouse sends a report every 8 ms while its cap is pushed and none at rest. So a pushed cap without reports is a lost
 device: the arm holds after 0.25 s, until the cap is released and pushed again.
@@ -16,13 +17,13 @@ from typing import Any, ClassVar
 import numpy as np
 from pydantic import Field
 
-from dovetail.config.model import Config
 from dovetail.core.clock import NS_PER_S
 from dovetail.core.contracts import Task
 from dovetail.core.errors import UsageError
 from dovetail.core.specs import RobotSpec
 from dovetail.core.types import Array, Event
 from dovetail.human.device import Device, DeviceOperator, Reading, load_library
+from dovetail.human.drive_settings import DriveConfig
 from dovetail.human.mailbox import EXPIRY_S
 
 __all__ = ["SpaceMouseConfig", "SpaceMouseDevice", "SpaceMouseOperator"]
@@ -31,7 +32,7 @@ _MAX_REPORTS = 64  # per reading
 _SETTLE_NS = NS_PER_S // 10  # a cap that is pushed while the device opens has sent a report by then
 
 
-class SpaceMouseConfig(Config):
+class SpaceMouseConfig(DriveConfig):
     """A SpaceMouse."""
 
     BASIC: ClassVar[Collection[str]] = ("speed",)
@@ -43,8 +44,8 @@ class SpaceMouseConfig(Config):
     """Seconds at rest after which control returns to the policy. Null: only both buttons, pressed together, return it."""
     stop_button: int | None = Field(default=None, ge=2)
     """Number of the button that is the emergency stop, from 2: buttons 0 and 1 move the gripper. Null: none."""
-    speed: float = Field(default=1.0, gt=0.0, le=1.0)
-    """Speed at full deflection, relative to the robot's limits."""
+    next_button: int | None = Field(default=None, ge=2)
+    """Number of the button that chooses the next arm, joints or base, from 2. Null: none."""
 
 
 class SpaceMouseDevice:
@@ -55,6 +56,7 @@ class SpaceMouseDevice:
         self._reported: object = None  # the library's time of the newest report
         self._report_ns = self._opened_ns = self._moved_ns = 0
         self._num_presses = 0  # pushes after a rest
+        self._num_next, self._next_is_down = 0, False
         self._stop_is_down = self._held = self._may_take_over = False
 
     def open(self) -> None:
@@ -90,6 +92,7 @@ class SpaceMouseDevice:
             axes=axes,
             event=Event.EMERGENCY if stops else None,
             num_presses=self._num_presses,
+            num_next=self._num_next,
             time_ns=self._report_ns if moves else now_ns,
         )
 
@@ -112,8 +115,11 @@ class SpaceMouseDevice:
                 break
             self._reported, self._report_ns = state.t, time.monotonic_ns()
             was_down = self._stop_is_down
-            self._stop_is_down = number is not None and number < len(state.buttons) and bool(state.buttons[number])
+            self._stop_is_down = _is_down(state, number)
             stops |= self._stop_is_down and not was_down
+            chooses = _is_down(state, self._config.next_button)
+            self._num_next += chooses and not self._next_is_down
+            self._next_is_down = chooses
         return state, stops
 
     def _cap(self, state: Any) -> Array:
@@ -138,9 +144,14 @@ class SpaceMouseDevice:
             self._num_presses += 1
 
 
+def _is_down(state: Any, button: int | None) -> bool:
+    return button is not None and button < len(state.buttons) and bool(state.buttons[button])
+
+
 class SpaceMouseOperator(DeviceOperator):
     Config: ClassVar[type[SpaceMouseConfig]] = SpaceMouseConfig
     name = "spacemouse"
+    joints_at_once = 6
     packages: ClassVar[Mapping[str, str]] = {"pyspacemouse": "pyspacemouse"}
 
     def __init__(
@@ -151,4 +162,4 @@ class SpaceMouseOperator(DeviceOperator):
         task: Task | None = None,
         device: Device | None = None,
     ) -> None:
-        super().__init__(device or SpaceMouseDevice(config), robot=robot, speed=config.speed)
+        super().__init__(device or SpaceMouseDevice(config), robot=robot, config=config)

@@ -17,7 +17,7 @@ import json
 import os
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ from dovetail.core.clock import NS_PER_S, boot_id
 from dovetail.core.disk import write_atomic
 from dovetail.core.specs import RobotSpec
 from dovetail.core.types import Event
+from dovetail.human.axes import num_drive_axes
 from dovetail.human.mailbox import Mailbox
 from dovetail.live.mailbox_stop import MailboxStop
 from dovetail.live.run_stop import RunStop
@@ -65,6 +66,8 @@ class LiveLink:
         self._path = folder.absolute() / LIVE_JSON
         self._robot = robot
         self._waits, self._announce = waits, announce
+        self._driven_parts: tuple[str, ...] = ()
+        self._cartesian_parts: tuple[str, ...] = ()
         self._mailbox: Mailbox | None = None
         self._stop: RunStop | None = None
         self._mailbox_stop: MailboxStop | None = None
@@ -77,7 +80,7 @@ class LiveLink:
         self._thread: threading.Thread | None = None
 
     def open(self) -> None:
-        num_axes = self._robot.action.shape[0]
+        num_axes = num_drive_axes(self._robot)
         num_bytes = Mailbox.num_bytes(num_axes)
         self._descriptors["mailbox"] = anonymous_memory(num_bytes, name="dovetail-mailbox")
         self._descriptors["status"] = anonymous_memory(SharedJson.NUM_BYTES, name="dovetail-status")
@@ -127,6 +130,11 @@ class LiveLink:
 
     # ---- what consoles see
 
+    def show_drive(self, *, driven_parts: Collection[str], cartesian_parts: Collection[str]) -> None:
+        """What the console drives: these parts of the robot, or all, and those by inverse kinematics."""
+        self._driven_parts, self._cartesian_parts = tuple(driven_parts), tuple(cartesian_parts)
+        self._write_file()
+
     def share_board(self, layout: BoardLayout) -> memoryview:
         """Memory for a board that consoles can read."""
         descriptor = anonymous_memory(layout.num_bytes)
@@ -160,6 +168,8 @@ class LiveLink:
             "descriptors": self._descriptors,
             "board": self._board,
             "num_boards": self._num_boards,
+            "driven_parts": self._driven_parts,
+            "cartesian_parts": self._cartesian_parts,
         }
         write_atomic(self._path, json.dumps(values).encode())
 

@@ -25,6 +25,7 @@ from dovetail.core.disk import parse_json, read_file
 from dovetail.core.errors import DovetailError, FailureError, StoreError
 from dovetail.core.specs import RobotSpec
 from dovetail.core.types import Array, Source
+from dovetail.human.axes import num_drive_axes
 from dovetail.human.mailbox import Control, Mailbox, MailboxWriter
 from dovetail.live.help_hints import Hint, hint_for
 from dovetail.live.link import LIVE_JSON, VERSION
@@ -73,8 +74,10 @@ class LiveView:
         self.arm = str(link.get("arm", "robot"))  # its name in the run
         self._pid = int(link["pid"])
         self.robot = RobotSpec.from_json(link["robot"])
+        self.driven_parts = tuple(map(str, link.get("driven_parts", ())))  # that the console drives; empty: all
+        self.cartesian_parts = tuple(map(str, link.get("cartesian_parts", ())))  # by inverse kinematics
         self._renderer = LiveRenderer(run, arm=self.arm)
-        descriptors, num_axes = link["descriptors"], self.robot.action.shape[0]
+        descriptors, num_axes = link["descriptors"], num_drive_axes(self.robot)
         memory = attach_memory(self._pid, descriptors["mailbox"], Mailbox.num_bytes(num_axes), write=True)
         self.writer = MailboxWriter(Mailbox(num_axes, memory))
         self._status = SharedJson(attach_memory(self._pid, descriptors["status"], SharedJson.NUM_BYTES))

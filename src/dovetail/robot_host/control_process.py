@@ -25,6 +25,7 @@ from dovetail.core.contracts import Operator
 from dovetail.core.errors import DovetailError, RobotFault
 from dovetail.core.specs import PolicySpec
 from dovetail.core.types import EpisodeOrder, Purpose
+from dovetail.human.axes import num_drive_axes
 from dovetail.human.browser import ConsoleControl
 from dovetail.human.success_detection import OperatorWithDetector, ProcessDetector
 from dovetail.live.emergency import EmergencyStopCheck
@@ -92,6 +93,7 @@ def run(context: ProcessContext) -> None:
         cameras={name: _section("camera", camera) for name, camera in settings["cameras"].items()},
         safety=SafetyConfig.from_mapping(settings["safety"]),
         hides_success=settings["hides_success"],
+        operator=_section("operator", settings["operator"]),
     )
     try:
         telemetry, real_time = Telemetry(), isinstance(workcell.clock, RealClock)
@@ -105,7 +107,7 @@ def run(context: ProcessContext) -> None:
         workcell.robot.report_measurements(board.measure)
         sources = StopSources.inherited(
             context.descriptors,
-            num_axes=workcell.robot.spec.action.shape[0],
+            num_axes=num_drive_axes(workcell.robot.spec),
             arm=settings["arm"],
             board=board,
         )

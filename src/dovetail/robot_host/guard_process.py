@@ -21,6 +21,7 @@ from dovetail.config.safety import SafetyConfig
 from dovetail.config.schema import PluginSection
 from dovetail.core.clock import NS_PER_S
 from dovetail.core.specs import RobotSpec
+from dovetail.human.axes import num_drive_axes
 from dovetail.processes.channel import ChannelClosed
 from dovetail.processes.priority import GUARD_PRIORITY, take_priority
 from dovetail.processes.wakeup import wait_for
@@ -49,7 +50,7 @@ def run(context: ProcessContext) -> None:
     guard = Guard(
         context.board,
         StopSources.inherited(
-            context.descriptors, num_axes=spec.action.shape[0], arm=settings["arm"], board=context.board
+            context.descriptors, num_axes=num_drive_axes(spec), arm=settings["arm"], board=context.board
         ),
         name=spec.name,
         control=context.descriptors["control"],

@@ -221,6 +221,9 @@ class SafeRobot:
         self._report = SafetyReport(clipped=self._untouched, reasons=Reason.NONE, held=True)
         return executed
 
+    def holding_action(self) -> Array:
+        return self._limiter.hold().astype(np.float32)
+
     def ease(self) -> Array:
         age_ns = self._checked_age_ns()
         if self._move is None or self._problem is not None or self._frozen or age_ns > self._stale_ns:
@@ -248,6 +251,7 @@ class SafeRobot:
             return self._hold_instead(Reason.BAD_OBSERVATION)
         if age_ns > self._stale_ns or self._frozen:
             return self._hold_instead(Reason.STALE)
+        self._limiter.unwrap(asked)
         wanted = asked.copy()
         reasons = self._limiter.limit(wanted, self._now_ns)
         executed = self._forward(wanted)

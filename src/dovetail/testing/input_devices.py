@@ -37,6 +37,8 @@ from dovetail.core.errors import UsageError
 from dovetail.core.specs import RobotSpec
 from dovetail.human import _evdev
 from dovetail.human.gamepad import (
+    ABS_HAT0X,
+    ABS_HAT0Y,
     ABS_RX,
     ABS_RY,
     ABS_X,
@@ -276,7 +278,8 @@ class EmulatedGamepad(EmulatedInput):
             BTN_SOUTH, BTN_EAST, BTN_NORTH, BTN_WEST, BTN_TL, BTN_TR, BTN_SELECT, BTN_START, BTN_MODE,
         )  # fmt: skip
         sticks = dict.fromkeys((ABS_X, ABS_Y, ABS_RX, ABS_RY), (-32768, 32767))
-        super().__init__(path, keys=keys, axes={**sticks, ABS_Z: (0, 255)})
+        hats = dict.fromkeys((ABS_HAT0X, ABS_HAT0Y), (-1, 1))
+        super().__init__(path, keys=keys, axes={**sticks, ABS_Z: (0, 255), **hats})
         self._trembles = threading.Event()
 
     @property

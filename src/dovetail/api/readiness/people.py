@@ -16,10 +16,10 @@ from dovetail.core.abilities import (
     NeedsPackages,
     NeedsVerdict,
     RepeatsOutcome,
-    WrapsOperator,
 )
 from dovetail.core.errors import UsageError
 from dovetail.runs.assembly.arms import arm_configs
+from dovetail.runs.assembly.operators import all_operators
 
 __all__ = [
     "asks_person",
@@ -117,11 +117,7 @@ def label_help(run: str) -> str:
 def _operators(config: RunConfig) -> Iterator[PluginSection]:
     """The operators of all arms, and the operators inside them."""
     for arm in arm_configs(config).values():
-        section: PluginSection | None = arm.operator
-        while section is not None:
-            yield section
-            inner = section.config.operator if isinstance(section.config, WrapsOperator) else None
-            section = PluginSection.parse("operator", inner) if inner is not None else None
+        yield from all_operators(arm.operator)
 
 
 def _packages(operator: str) -> Iterator[Finding]:

@@ -1,5 +1,6 @@
-// What the person at the page moves: keys, sticks, jog buttons and a gamepad, as one value from -1 to 1 for each axis of the action.
-// Keys, sticks and gamepads move a Cartesian part. A part with other axes, such as joints, has a pair of jog buttons for each axis.
+// What the person at the page moves: keys, sticks, jog buttons and a gamepad, as one value from -1 to 1 for each axis of a drive command.
+// Keys, sticks and gamepads move a Cartesian part or a base. A part with other axes, such as joints, has a pair of jog buttons for each
+// axis; W and S, or the gamepad's left stick, move the chosen one.
 
 const FINE = 0.25, DEAD_ZONE = 0.12;
 export const KEYS = {
@@ -29,21 +30,33 @@ function cartesian(part) {
 }
 
 function joints(part) {
-  const key = input.down.has("KeyW") - input.down.has("KeyS");
+  const key = input.down.has("KeyW") - input.down.has("KeyS") + (gamepadAxes().dx || 0);
   return part.axes.map((_, i) => (input.jogs[i] || 0) + (i === input.joint ? key : 0));
 }
 
-// The gripper that follows the chosen part in the action; with one gripper, that one.
+// The gripper of the chosen part; with one gripper, that one.
 function gripperOf(drive, part) {
   const grippers = drive.parts.filter((one) => one.kind === "gripper");
-  return grippers.find((one) => one.first > part.first) || grippers[0];
+  return grippers.find((one) => one.name === part.gripper) || (part.gripper === "" ? undefined : grippers[0]);
+}
+
+// Choose another part or joint; `step` is 1 or -1.
+export function choosePart(drive, step) {
+  const parts = movable(drive);
+  input.part = (input.part + step + parts.length) % Math.max(parts.length, 1);
+  input.joint = input.grip = 0; // the gripper of the other part keeps its state
+}
+
+export function chooseJoint(drive, step) {
+  const count = chosenPart(drive)?.axes.length || 1;
+  input.joint = (input.joint + step + count) % count;
 }
 
 // The axes in the order of the robot's action.
 export function axes(drive) {
   const part = chosenPart(drive);
   if (!part) return [];
-  const values = new Array(Math.max(...drive.parts.map((one) => one.first + one.axes.length))).fill(0);
+  const values = new Array(drive.num_axes).fill(0);
   const speed = input.speed * (input.fine ? FINE : 1), moved = part.is_cartesian ? cartesian(part) : joints(part);
   moved.forEach((value, i) => { values[part.first + i] = speed * Math.max(-1, Math.min(1, value)); });
   const gripper = gripperOf(drive, part);

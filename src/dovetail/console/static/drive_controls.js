@@ -48,7 +48,7 @@ export function drawParts(drive, drives) {
 function drawChoice(parts, drive, drives) {
   $("dt-part-box").hidden = parts.length < 2;
   $("dt-part").replaceChildren(...parts.map((part, i) => new Option(part.name, String(i), false, i === input.part)));
-  $("dt-part").onchange = (event) => { input.part = +event.target.value; input.joint = 0; drawParts(drive, drives); event.target.blur(); };
+  $("dt-part").onchange = (event) => { input.part = +event.target.value; input.joint = input.grip = 0; drawParts(drive, drives); event.target.blur(); };
 }
 
 function jogRow(name, i, drives) {

@@ -3,7 +3,7 @@
 // has the time at which it was sent: one that was delayed does not drive. After this page was blocked, the keys that it knows
 // may be old, so the arm holds until the dead-man key is pressed again.
 import { banner, me, typing, withArm } from "./console.js";
-import { KEYS, axes, gamepad, gamepadAxes, hasGripper, input, release as releaseInput } from "./drive_axes.js";
+import { KEYS, axes, chooseJoint, choosePart, gamepad, gamepadAxes, hasGripper, input, release as releaseInput } from "./drive_axes.js";
 import { centerSticks, drawParts, setUpStick } from "./drive_controls.js";
 import { start } from "./robot.js";
 import { isMine, whyNotDrive, whyNotFollowing } from "./words.js";
@@ -11,6 +11,7 @@ import { isMine, whyNotDrive, whyNotFollowing } from "./words.js";
 const $ = (id) => document.getElementById(id);
 const PERIOD_MS = 25, LATE_MS = 400, BLOCKED_MS = 250, SHOWN_MS = 1000, SILENT_MS = 1000;
 const PAD_EVENTS = { 3: "success", 1: "failure", 2: "discard" };
+const PAD_CHOICES = [[12, chooseJoint, -1], [13, chooseJoint, 1], [14, choosePart, -1], [15, choosePart, 1]]; // the d-pad
 
 let socket = null, n = 0, acked = 0, lastTick = 0, held = false, source = "", mustRelease = false, state = null, since = 0, lastSent = 0, padHeld = false, padButtons = {};
 
@@ -52,6 +53,7 @@ function pollGamepad() {
   if (held && source === "gamepad" && silent) hold("the gamepad is silent");
   for (const [i, event] of Object.entries(PAD_EVENTS)) if (edge(i, pressed(i))) document.querySelector(`[data-event="${event}"]`)?.click();
   if (edge("grip", pressed(0))) toggleGripper();
+  for (const [i, choose, step] of PAD_CHOICES) if (edge(`choose${i}`, pressed(i))) { choose(state?.drive, step); drawParts(state?.drive, drives); }
   if (found) requestAnimationFrame(pollGamepad);
 }
 
@@ -119,7 +121,7 @@ function show() {
 }
 
 function sourceText(follows) {
-  if (!held) return input.hasJogs ? "keys or the buttons below" : "keys, sticks or a gamepad";
+  if (!held) return input.hasJogs ? "keys, a gamepad or the buttons below" : "keys, sticks or a gamepad";
   const s = (performance.now() - since) / 1000, enough = state?.hint?.seconds || 3;
   if (!follows) return whyNotFollowing(state, s);
   return s < enough ? `${s.toFixed(1)} s by ${source}` : `${s.toFixed(0)} s: release to see whether the policy continues`;
@@ -147,6 +149,7 @@ function keyDown(event) {
   input.fine = event.shiftKey;
   if (event.code === "Space") { input.down.add("Space"); startDriving("keys", event); } else if (event.code === "KeyG") toggleGripper();
   else if (KEYS[event.code]) { input.down.add(event.code); tick(); }
+  else if (event.code === "BracketLeft" || event.code === "BracketRight") { choosePart(state?.drive, event.code === "BracketLeft" ? -1 : 1); drawParts(state?.drive, drives); }
   else if (/^Digit[1-9]$/.test(event.code) && input.hasJogs) { input.joint = +event.code.slice(5) - 1; drawParts(state?.drive, drives); }
 }
 

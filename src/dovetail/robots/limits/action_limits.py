@@ -126,6 +126,12 @@ class ActionLimits:
         """An action that stands still: the measured targets, zero deltas and velocities, unchanged grippers."""
         return self._axes.still.copy()
 
+    def unwrap(self, action: Vector) -> None:
+        """Write rotations as the vectors that are closest to the last command, in place."""
+        for arm in self._arms:
+            if isinstance(arm.limits, PoseTargets):
+                arm.limits.unwrap(action)
+
     def limit(self, action: Vector, now_ns: int) -> int:
         """Clip an action in place. Return the reasons as flags."""
         axes = self._axes

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 import numpy as np
@@ -80,6 +81,16 @@ class PoseTargets(JointTargets):
         if here.size > 3:
             here[3:] = rotation_vector(self.frame.rotation, near=self._axes.last[self._at][3:])
         self._place(here)
+
+    def unwrap(self, action: Vector) -> None:
+        """Replace the rotation vector, in place, by the equal one that is closest to the last command. Vectors beyond half a
+        turn equal shorter ones, and without this the arm would turn back for such a vector."""
+        vector = action[self._at][3:]
+        angle = float(np.linalg.norm(vector))
+        if angle > 1e-6:
+            last = self._axes.last[self._at][3:]
+            turns = [vector * (1.0 + full * 2.0 * math.pi / angle) for full in (0, -1, 1)]
+            vector[:] = min(turns, key=lambda turn: float(np.linalg.norm(turn - last)))
 
 
 class Gripper:

@@ -31,7 +31,9 @@ from dovetail.core.figures import EpisodeScore
 from dovetail.core.specs import PolicySpec, RobotSpec, match
 from dovetail.core.types import Episode, Outcome, Purpose
 from dovetail.episodes.spool import Spool
+from dovetail.human.axes import known_kinematics
 from dovetail.human.browser import ConsoleControl
+from dovetail.human.selections import driven_parts
 from dovetail.labels.chain import LabelerChain
 from dovetail.learn.device import find_device
 from dovetail.learn.setup import set_up
@@ -47,6 +49,7 @@ from dovetail.robot_host.restarting_actor import RestartingActor
 from dovetail.robot_host.stop_sources import StopSources
 from dovetail.robot_host.stop_watch import StopWatch
 from dovetail.robots.safety import SafeRobot
+from dovetail.runs.assembly.operators import console_config
 from dovetail.runs.assembly.policy_components import build_policy
 from dovetail.runs.assembly.policy_rate import policy_robot
 from dovetail.runs.assembly.seen_images import image_size
@@ -336,12 +339,18 @@ def build_assembly(
         safety=config.safety,
         hides_success=config.labeling.hide_success,
         name=name,
+        operator=config.operator,
     )
     link = live(workcell.robot.spec) if live is not None else None
     if link is not None:
         link.open()
         # here, too, although a control process reads it: that process may hang, wait after a fault or restart
         workcell.watch_device(config.operator, link.stop)
+        driven = console_config(config.operator)
+        link.show_drive(
+            driven_parts=driven_parts(workcell.robot.spec, driven.part, name=config.operator.type),
+            cartesian_parts=known_kinematics(workcell.robot.spec, driven.known_arms),
+        )
         if not isinstance(workcell.clock, SimulatedClock):
             link.announce_stop()
     return Assembly(

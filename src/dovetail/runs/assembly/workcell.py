@@ -9,17 +9,20 @@ from typing import Any
 
 import numpy as np
 
+from dovetail.actor.control import HUMAN_AXES
 from dovetail.config.plugins import resolve
 from dovetail.config.schema import PluginSection
 from dovetail.core.abilities import (
     Closes,
+    ConfiguresLeader,
     ConfiguresRealtime,
-    ConfiguresSpeed,
     Demonstrates,
+    KeepsPace,
     NeedsVerdict,
     PlansReset,
     Probes,
-    WrapsOperator,
+    WatchesStop,
+    WrapsOperators,
 )
 from dovetail.core.clock import RealClock, SimulatedClock
 from dovetail.core.contracts import Clock, Operator, Robot, SimulatedRobot, Task
@@ -27,7 +30,7 @@ from dovetail.core.errors import UsageError
 from dovetail.core.specs import match
 from dovetail.core.types import Array, Purpose
 from dovetail.human.browser import ConsoleControl, OperatorWithConsole
-from dovetail.human.device import DeviceOperator, OperatorWithStop, VerdictsOnly
+from dovetail.human.device import OperatorWithStop, VerdictsOnly
 from dovetail.human.mailbox import Mailbox
 from dovetail.human.none import NoOperator
 from dovetail.human.scripted import Demonstrator
@@ -36,6 +39,8 @@ from dovetail.live.run_stop import RunStop
 from dovetail.robots.cameras import RobotWithCameras
 from dovetail.robots.safety import SafeRobot, SafetyConfig
 from dovetail.runs.assembly.hidden_success import HiddenSuccess
+from dovetail.runs.assembly.leaders import build_leader
+from dovetail.runs.assembly.operators import console_config, drives_part, inner_operators
 
 __all__ = ["Workcell", "build_driver", "build_workcell", "demonstrates"]
 
@@ -51,7 +56,8 @@ class Workcell:
     clock: Clock
     _raw: Robot
     hides_success: bool = False  # from online episodes
-    _devices: dict[str, DeviceOperator] = field(default_factory=dict)  # each is opened once for all purposes
+    records_axes: bool = False  # which axes a person drives
+    _devices: dict[str, Operator] = field(default_factory=dict)  # each is opened once for all purposes
 
     def task_for(self, purpose: Purpose) -> Task:
         """The task for a purpose: online episodes may hide its success."""
@@ -70,7 +76,11 @@ class Workcell:
     @property
     def probe(self) -> Callable[[], Mapping[str, Array]]:
         """Extra columns to record, such as a simulator's state."""
-        return self._raw.probe if isinstance(self._raw, Probes) else dict
+        probe: Callable[[], Mapping[str, Array]] = self._raw.probe if isinstance(self._raw, Probes) else dict
+        if not self.records_axes:
+            return probe
+        no_axes = np.zeros(self.robot.spec.action.shape, np.bool_)
+        return lambda: {**probe(), HUMAN_AXES: no_axes}
 
     def operator(
         self, purpose: Purpose, section: PluginSection, *, demo_noise: float, console: ConsoleControl | None = None
@@ -104,33 +114,34 @@ class Workcell:
         """Read the configured input device from now on, if there is one. Its emergency stop stops all arms of the run, also
         between episodes and while the control loop hangs."""
         device = self._device(section)
-        if device is not None:
+        if isinstance(device, WatchesStop):
             device.watch(lambda name: report_device_stop(stop, name))
 
     def _stoppable(self, operator: Operator, section: PluginSection) -> Operator:
         device = self._device(section)
         return operator if device is None else OperatorWithStop(operator, device)
 
-    def _device(self, section: PluginSection) -> DeviceOperator | None:
+    def _device(self, section: PluginSection) -> Operator | None:
         """The configured operator, if it is a device."""
-        kind = resolve("operator", section.type)
-        if not (isinstance(kind, type) and issubclass(kind, DeviceOperator)):
+        if not isinstance(resolve("operator", section.type), WatchesStop):
             return None
         name = repr(section.to_plain())
         if name not in self._devices:
-            operator = self._build_operator(section, self.task_for(Purpose.ONLINE))
-            assert isinstance(operator, DeviceOperator)
-            self._devices[name] = operator
+            self._devices[name] = self._build_operator(section, self.task_for(Purpose.ONLINE))
         return self._devices[name]
 
     def _build_operator(self, section: PluginSection, task: Task) -> Operator:
-        """Build an operator, and the one inside it if its config names one."""
+        """Build an operator, and those inside it if its config names some."""
         handles: dict[str, Any] = {"task": task, "robot": self.robot.spec}
-        if isinstance(section.config, WrapsOperator) and section.config.operator is not None:
-            inner = PluginSection.parse("operator", section.config.operator)
-            handles["inner"] = self._build_operator(inner, task)
+        inner = [self._build_operator(one, task) for one in inner_operators(section)]
+        if isinstance(section.config, WrapsOperators):
+            handles["inner"] = inner
+        elif inner:
+            handles["inner"] = inner[0]
+        if isinstance(section.config, ConfiguresLeader):
+            handles["leader"] = build_leader(section.config.leader, clock=self.clock)
         operator: Operator = section.build(**handles)
-        if isinstance(operator, DeviceOperator) and isinstance(self.clock, SimulatedClock):
+        if isinstance(operator, KeepsPace) and isinstance(self.clock, SimulatedClock):
             operator.keep_pace(1.0 / self.robot.spec.control_hz)
         return operator
 
@@ -140,15 +151,15 @@ class Workcell:
         """The console's control, with the emergency stop in the safety filter. Simulated time runs at real speed for it."""
         self.robot.refuse_while(lambda: emergency_reason(box, stop))
         pace_s = 1.0 / self.robot.spec.control_hz if isinstance(self.clock, SimulatedClock) else None
-        speed = section.config.speed if isinstance(section.config, ConfiguresSpeed) else 1.0
-        return ConsoleControl(box, self.robot.spec, pace_s=pace_s, speed=speed)
+        return ConsoleControl(box, self.robot.spec, pace_s=pace_s, config=console_config(section))
 
     def close(self, *, stop: bool = True) -> None:
         """`stop`: False if this process has never moved the arm. Another one may move it now."""
         if stop:
             self.robot.stop()
         for device in self._devices.values():
-            device.close()
+            if isinstance(device, Closes):
+                device.close()
         if isinstance(self._raw, Closes):
             self._raw.close()
 
@@ -167,8 +178,9 @@ def build_workcell(
     hides_success: bool = False,
     cameras: Mapping[str, PluginSection] = _NO_CAMERAS,
     name: str | None = None,
+    operator: PluginSection | None = None,
 ) -> Workcell:
-    """Build robot, cameras and task, and check that they fit. `name`: see SafeRobot."""
+    """Build robot, cameras and task, and check that they fit. `name`: see SafeRobot. `operator` decides what is recorded."""
     raw, job = build_driver(task=task, robot=robot, cameras=cameras)
     clock: Clock
     if isinstance(raw, SimulatedRobot):
@@ -181,7 +193,14 @@ def build_workcell(
     match(safe.spec, task=job.spec)
     if isinstance(job, PlansReset):
         job.reset_steps(safe.spec, rng=np.random.default_rng(0))  # refuses a robot that cannot execute them
-    return Workcell(task=job, robot=safe, clock=clock, _raw=raw, hides_success=hides_success)
+    return Workcell(
+        task=job,
+        robot=safe,
+        clock=clock,
+        _raw=raw,
+        hides_success=hides_success,
+        records_axes=operator is not None and drives_part(operator),
+    )
 
 
 def build_driver(

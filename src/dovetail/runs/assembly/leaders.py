@@ -1,0 +1,107 @@
+"""Builds the leader arm of an operator: a leader plugin, or any robot behind the safety filter."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+
+from dovetail.config.plugins import locate, resolve
+from dovetail.core.abilities import Closes, Leader
+from dovetail.core.clock import RealClock, SimulatedClock
+from dovetail.core.contracts import Clock, Robot, SimulatedRobot
+from dovetail.core.errors import PluginError, RobotError, UsageError
+from dovetail.core.types import Array
+from dovetail.robots.safety import SafeRobot, SafetyConfig
+from dovetail.runs.assembly.operators import parse_inner
+
+__all__ = ["RobotLeader", "build_leader"]
+
+
+def build_leader(section: Any, *, clock: Clock) -> Leader:
+    """From an `operator.leader` section. Its constructor does no I/O. `clock` is that of the robot that follows."""
+    name = section.get("type") if isinstance(section, Mapping) else section
+    if not isinstance(name, str):
+        raise UsageError("operator.leader has no `type`. Name a leader plugin or a robot")
+    if _is_leader(name):
+        leader: Leader = parse_inner("leader", section, "operator.leader").build()
+        return leader
+    robot: Robot = parse_inner("robot", section, "operator.leader").build(task=None)
+    if not isinstance(robot, SimulatedRobot):
+        return RobotLeader(robot, RealClock())
+    if not isinstance(clock, SimulatedClock):
+        raise UsageError(f"the leader '{robot.spec.name}' is simulated, but the robot is not. Use another leader")
+    simulated = RobotLeader(robot, clock)
+    clock.on_advance(simulated.advance)
+    return simulated
+
+
+@runtime_checkable
+class _MovedByHand(Protocol):
+    """What a leader's class has and a robot's has not."""
+
+    def follow(self, positions: Array) -> None: ...
+
+    def release(self) -> None: ...
+
+
+def _is_leader(name: str) -> bool:
+    try:
+        return locate("leader", name).origin != "module" or isinstance(resolve("leader", name), _MovedByHand)
+    except PluginError:
+        return False
+
+
+class RobotLeader:
+    """A robot that a person moves by hand. Only `follow` commands it, and through the safety filter."""
+
+    def __init__(self, robot: Robot, clock: Clock) -> None:
+        self._robot, self._safe = robot, SafeRobot(robot, SafetyConfig(), clock)
+        self._lock = threading.Lock()  # a simulated robot is advanced by another thread
+        spec = robot.spec
+        self._parts = [part for part in spec.parts if part.kind in ("joint_target", "gripper") and part.measured]
+        if not any(part.kind == "joint_target" for part in self._parts):
+            kinds = ", ".join(part.kind for part in spec.parts)
+            raise UsageError(
+                f"the leader '{spec.name}' has no measured joint targets, but {kinds}. Set its action to joints"
+            )
+        self.name = spec.name
+        self.axes = tuple(name for part in self._parts for name in part.names)
+        self.units = tuple(part.unit for part in self._parts for _ in part.names)
+        self.can_follow = True
+
+    def read(self) -> Array:
+        with self._lock:
+            observation = self._safe.observe()
+        if self._safe.problem is not None:
+            raise RobotError(f"leader '{self.name}': {self._safe.problem}")
+        values = [
+            observation.values[part.measured_key].reshape(-1)[part.measured_slice].astype(np.float64)
+            for part in self._parts
+        ]
+        return np.concatenate(values)
+
+    def follow(self, positions: Array) -> None:
+        with self._lock:
+            action, first = self._safe.holding_action(), 0
+            for part in self._parts:
+                action[self._robot.spec.slice_of(part.name)] = positions[first : first + part.num_axes]
+                first += part.num_axes
+            self._safe.send(action)
+
+    def release(self) -> None:
+        """Stop. Whether a person can move it then depends on the robot."""
+        with self._lock:
+            self._safe.stop()
+
+    def advance(self, duration_ns: int) -> None:
+        """Only for a simulated robot."""
+        assert isinstance(self._robot, SimulatedRobot)
+        with self._lock:
+            self._robot.advance(duration_ns)
+
+    def close(self) -> None:
+        if isinstance(self._robot, Closes):
+            self._robot.close()
