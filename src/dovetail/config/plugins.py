@@ -48,10 +48,12 @@ BUILTIN: dict[str, dict[str, str]] = {
         "pick_place": "dovetail.tasks.pick_place:PickPlace",
         "cap_tightening": "dovetail.tasks.cap_tightening:CapTightening",
         "table_cleanup": "dovetail.tasks.table_cleanup:TableCleanup",
+        "igris_reach": "dovetail.tasks.igris_reach:IgrisReach",
     },
     "robot": {
         "sim": "dovetail.robots.sim.robot:SimRobot",
         "gym": "dovetail.robots.gym:GymRobot",
+        "ros2": "dovetail.robots.drivers.ros2.driver:Ros2Robot",
     },
     "operator": {
         "none": "dovetail.human.none:NoOperator",
@@ -109,7 +111,10 @@ _SETTINGS: dict[
         "cap_tightening": "dovetail.tasks.settings:CapTighteningConfig",
         "table_cleanup": "dovetail.tasks.settings:TableCleanupConfig",
     },
-    "robot": {"sim": "dovetail.robots.sim_settings:SimRobotConfig"},
+    "robot": {
+        "sim": "dovetail.robots.sim_settings:SimRobotConfig",
+        "ros2": "dovetail.robots.drivers.ros2.settings:Ros2Config",
+    },
     "policy": {
         "gaussian_mlp": "dovetail.policies.settings:GaussianMLPConfig",
         "flow": "dovetail.policies.settings:FlowConfig",
