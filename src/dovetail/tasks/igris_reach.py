@@ -1,6 +1,6 @@
 """Both arms of igris_b reach joint and finger targets that its emulator shows.
 
-The emulator publishes a new target each time the arms come back to the start pose, so `actor.home` is the reset of this task.
+The emulator publishes a new target each time the arms come back to the start pose: `actor.home` is the reset of this task.
 """
 
 from __future__ import annotations

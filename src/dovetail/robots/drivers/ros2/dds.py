@@ -28,6 +28,7 @@ __all__ = ["DdsNode", "Publication", "Sample", "Subscription"]
 
 _WAIT_NS = 100_000_000  # the receiving thread looks for its end so often
 _BLOCK_MS = 20  # a reliable writer with a full queue waits at most so long
+_LISTENER = b"dovetail listener"
 _MAX_PARTICIPANTS = 60  # per machine and domain, for discovery without multicast
 
 
@@ -89,10 +90,28 @@ class Publication:
     def __init__(self, topic: str, type_name: str, writer: Any, *, reliable: bool) -> None:
         self.topic, self.type_name = topic, type_name
         self._writer, self._reliable = writer, reliable
+        self._is_listener: dict[int, bool] = {}  # by subscriber
+
+    def subscribers(self) -> frozenset[int]:
+        """Handles of the subscribers that obey the messages: all but our own listeners."""
+        found = self._writer.get_matched_subscriptions()
+        for handle in found:
+            if handle not in self._is_listener:
+                self._is_listener[handle] = self._has_mark(handle)
+        return frozenset(handle for handle in found if not self._is_listener[handle])
 
     @property
     def num_subscribers(self) -> int:
-        return int(self._writer.get_publication_matched_status().current_count)
+        return len(self.subscribers())
+
+    def _has_mark(self, handle: int) -> bool:
+        from cyclonedds.qos import Policy
+
+        endpoint = self._writer.get_matched_subscription_data(handle)
+        if endpoint is None:
+            return True  # it has gone meanwhile
+        mark = endpoint.qos[Policy.Userdata] if Policy.Userdata in endpoint.qos else None
+        return mark is not None and bytes(mark.data) == _LISTENER
 
     @property
     def has_incompatible_qos(self) -> bool:
@@ -142,12 +161,15 @@ class DdsNode:
         self._thread: threading.Thread | None = None
         self.failure: str | None = None  # why the thread has ended
 
-    def subscribe(self, topic: str, type_name: str, qos: QosConfig) -> Subscription:
+    def subscribe(self, topic: str, type_name: str, qos: QosConfig, *, listens_only: bool = False) -> Subscription:
+        """`listens_only`: to the commands for another machine. It does not count as a subscriber that obeys."""
         from cyclonedds.core import InstanceState, ReadCondition, SampleState, ViewState
         from cyclonedds.sub import DataReader
 
         assert self._thread is None, "subscribe before start()"
-        reader: Any = DataReader(self._participant, self._topic(topic, type_name), _qos(qos))
+        reader: Any = DataReader(
+            self._participant, self._topic(topic, type_name), _qos(qos, mark=_LISTENER if listens_only else b"")
+        )
         mask = SampleState.Any | ViewState.Any | InstanceState.Any
         self._conditions.append(ReadCondition(reader, mask))
         subscription = Subscription(topic, type_name, reader)
@@ -209,7 +231,10 @@ class DdsNode:
             for condition in self._conditions:
                 waitset.attach(condition)
             while not self._is_closing.is_set():
-                if waitset.wait(_WAIT_NS) and any([one.take() for one in self._subscriptions]):
+                if not waitset.wait(_WAIT_NS):
+                    continue
+                found = [subscription.take() for subscription in self._subscriptions]
+                if any(found):
                     with self._changed:
                         self._changed.notify_all()
         except Exception as error:  # the border of the thread: callers see it in `check`
@@ -289,12 +314,14 @@ def _xml(config: DdsConfig) -> str | None:
     )
 
 
-def _qos(config: QosConfig) -> Any:
+def _qos(config: QosConfig, *, mark: bytes = b"") -> Any:
     from cyclonedds.qos import Policy, Qos
     from cyclonedds.util import duration
 
     reliable = config.reliability == "reliable"
+    marks = [Policy.Userdata(mark)] if mark else []
     return Qos(
+        *marks,
         Policy.Reliability.Reliable(duration(milliseconds=_BLOCK_MS))
         if reliable
         else Policy.Reliability.BestEffort,

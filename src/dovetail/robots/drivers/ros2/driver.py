@@ -32,7 +32,8 @@ from dovetail.robots.drivers.ros2.topics import CommandBuilder, check_commands, 
 
 __all__ = ["Ros2Robot", "Ros2Stop"]
 
-_STOP_S = 1.0  # to find the robot, if there is no connection yet
+_STOP_S = 0.3  # for a measurement, if the last one is old
+_STOP_AND_CONNECT_S = 2.0
 
 
 class Ros2Robot:
@@ -79,7 +80,8 @@ class Ros2Robot:
 
     def stop(self) -> None:
         """Publish the measured position as target, several times. Raises RobotError if the robot does not listen."""
-        self._open().hold(self._last, timeout_s=_STOP_S)
+        timeout_s = _STOP_S if self._is_connected else _STOP_AND_CONNECT_S
+        self._open().hold(self._last, timeout_s=timeout_s)
 
     def open_stop(self) -> Ros2Stop:
         """A participant of its own, for the guard process. Raises RobotError if the robot is not there."""

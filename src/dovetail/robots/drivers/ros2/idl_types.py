@@ -1,6 +1,6 @@
 """Classes that describe ROS 2 message types to Cyclone DDS, made from rosbags' definitions.
 
-The IDL compiler in the wheel of cyclonedds 11.0.1 crashes, so the classes are made at run time. Samples of these classes hold
+The IDL compiler in the wheel of cyclonedds 11.0.1 crashes, so the classes are made at run time. Their samples hold
 serialized bytes: Cyclone DDS' own serializer in Python is not used, which takes 20 times as long for an image.
 """
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -103,7 +105,7 @@ class StateFeed:
             if change > max_speed * max(elapsed_s, _MIN_ELAPSED_S):
                 self._has_jumped = True
                 raise RobotError(
-                    f"'{key}' on {self.topic} jumped by {change:.3g}. Check the order of its values, and restart to accept it"
+                    f"'{key}' on {self.topic} jumped by {change:.3g}. Check the order of its values; restart to accept it"
                 )
         self._has_jumped = False
 
@@ -141,10 +143,13 @@ class Ros2Link:
             (
                 builder,
                 self._node.publish(*_names(builder.config), builder.config.qos),
-                self._node.subscribe(*_names(builder.config), builder.config.qos) if hears_commands else None,
+                self._node.subscribe(*_names(builder.config), builder.config.qos, listens_only=True)
+                if hears_commands
+                else None,
             )
             for builder in builders
         ]
+        self._robots: dict[str, frozenset[int]] = {}  # the subscribers of each command topic
         self._node.start()
 
     def connect(self, timeout_s: float) -> None:
@@ -205,42 +210,54 @@ class Ros2Link:
     def send(self, action: Array) -> None:
         """Publish an action. Raises RobotError with the topic's name if the robot does not listen."""
         for builder, publication, _ in self._commands:
-            if not publication.num_subscribers:
-                raise RobotError(f"no robot listens to {publication.topic}. Check the robot and the network")
+            self._check_listens(publication)
             self._write(builder, publication, action)
 
     def hold(self, last: Mapping[str, Array], *, timeout_s: float) -> None:
         """Stand still: publish the measured positions as targets, and zero velocities.
 
-        The positions are read once: an arm that sags would sink further if it followed its own measurements. `last` has the
-        last targets of parts that keep them, such as grippers. Raises RobotError if a part cannot be held.
+        Topics whose targets are known are published at once; others, and absent subscribers, are waited for. The positions
+        are read once: an arm that sags would sink further if it followed its own measurements. `last` has the last targets
+        of parts that keep them, such as grippers. Raises RobotError if a part cannot be held.
         """
         until_s = time.monotonic() + timeout_s
-        while (problems := self._hold_problems(last)) and time.monotonic() < until_s:
+        actions: dict[str, Array] = {}  # by topic
+        num_sent: Counter[str] = Counter()
+        while True:
+            held, unknown = self._hold_targets(last)
+            for builder, publication, _ in self._commands:
+                topic = publication.topic
+                if topic not in actions and not any(part.name in unknown for part in builder.parts):
+                    actions[topic] = self._action(held)
+                if topic in actions and num_sent[topic] < self._config.num_hold_messages:
+                    self._write(builder, publication, actions[topic])
+                    num_sent[topic] += publication.num_subscribers > 0  # else the robot did not get it
+            if num_sent.total() == self._config.num_hold_messages * len(self._commands):
+                break
+            if time.monotonic() > until_s:
+                break
             time.sleep(_HOLD_INTERVAL_S)
-        held, unknown = self._hold_targets(last)
-        action = np.zeros(self._spec.action.shape, np.float32)
-        for name, target in held.items():
-            action[self._spec.slice_of(name)] = target
-        ready = [
-            (builder, publication)
-            for builder, publication, _ in self._commands
-            if all(part.name not in unknown for part in builder.parts)
-        ]
-        for number in range(self._config.num_hold_messages):
-            if number:
-                time.sleep(_HOLD_INTERVAL_S)
-            for builder, publication in ready:
-                self._write(builder, publication, action)
-        problems = [*problems] if problems else []
-        for _, publication in ready:
-            if not publication.wait_for_acknowledgement(_ACKNOWLEDGE_S):
+        problems = [f"part '{name}' has no fresh measurement" for name in unknown]
+        for _, publication, _ in self._commands:
+            if publication.topic in actions and not num_sent[publication.topic]:
+                problems.append(f"no robot listens to {publication.topic}")
+            elif publication.topic in actions and not publication.wait_for_acknowledgement(_ACKNOWLEDGE_S):
                 problems.append(f"{publication.topic} was not acknowledged")
         if problems:
             raise RobotError(f"the stop did not reach all parts: {'; '.join(problems)}. Use the emergency stop")
 
     def close(self) -> None:
         self._node.close()
+
+    def _check_listens(self, publication: Publication) -> None:
+        """Raises RobotError if a subscriber has gone that was there before: another one may be a mere listener."""
+        now = publication.subscribers()
+        known = self._robots.get(publication.topic, frozenset())
+        self._robots[publication.topic] = known & now or now
+        if not now or not known <= now:
+            raise RobotError(
+                f"the robot no longer listens to {publication.topic}. Check the robot and the network"
+            )
 
     def _missing(self) -> list[str]:
         found = [missing for feed in self.feeds if (missing := feed.missing())]
@@ -260,22 +277,16 @@ class Ros2Link:
             message.header.stamp.sec, message.header.stamp.nanosec = divmod(time.time_ns(), NS_PER_S)
         publication.write(self._codec.encode(message, publication.type_name))
 
-    def _hold_problems(self, last: Mapping[str, Array]) -> list[str]:
-        _, unknown = self._hold_targets(last)
-        problems = [f"part '{name}' has no fresh measurement" for name in unknown]
-        problems += [
-            f"no robot listens to {publication.topic}"
-            for _, publication, _ in self._commands
-            if not publication.num_subscribers
-        ]
-        return problems
+    def _action(self, targets: Mapping[str, Array]) -> Array:
+        action = np.zeros(self._spec.action.shape, np.float32)
+        for name, target in targets.items():
+            action[self._spec.slice_of(name)] = target
+        return action
 
     def _hold_targets(self, last: Mapping[str, Array]) -> tuple[dict[str, Array], list[str]]:
         """The target of each part that stands still, and the parts whose target is unknown."""
-        try:
+        with contextlib.suppress(RobotError):  # the last valid measurement counts while it is fresh
             self.refresh()
-        except RobotError:  # the last valid measurement counts while it is fresh
-            pass
         now_ns = time.monotonic_ns()
         with self._lock:
             fresh = {

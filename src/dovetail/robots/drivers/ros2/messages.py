@@ -37,10 +37,20 @@ class Codec:
     def __init__(self, distro: str = "humble") -> None:
         """Loads rosbags."""
         try:
+            from rosbags.serde import SerdeError
             from rosbags.typesys import Stores, get_typestore
         except ImportError as error:
             raise UsageError("ROS 2 needs rosbags and cyclonedds: pip install 'dovetail[ros2]'") from error
         self._types = get_typestore(Stores(f"ros2_{distro}"))
+        self._refusals = (
+            SerdeError,
+            ValueError,
+            IndexError,
+            AssertionError,
+            struct.error,
+            OverflowError,
+            MemoryError,
+        )
 
     def decode(self, payload: bytes, type_name: str) -> Any:
         """Raises MessageError for bytes that are no such message."""
@@ -48,7 +58,7 @@ class Codec:
             raise MessageError(f"no {type_name}: it starts with {payload[:4].hex(' ') or 'nothing'}, not with CDR")
         try:
             return self._types.deserialize_cdr(payload, type_name)
-        except (ValueError, IndexError, AssertionError, struct.error, OverflowError, MemoryError) as error:
+        except self._refusals as error:
             raise MessageError(f"no {type_name} in {len(payload)} bytes: {one_line(error)}") from error
 
     def encode(self, message: Any, type_name: str) -> bytes:

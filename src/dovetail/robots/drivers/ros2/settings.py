@@ -111,8 +111,8 @@ class FieldConfig(Config):
     size: int | None = Field(default=None, ge=1)
     """Number of numbers of a list without `slice`."""
     max_speed: float | None = Field(default=None, gt=0.0)
-    """Largest plausible change per second, for state topics. A faster one, as of swapped arms, is a fault until the old values
-    return or the program is restarted. Null: not checked."""
+    """Largest plausible change per second, in state topics. A faster one, as of swapped arms, is a fault until the old
+    values return or the program is restarted. Null: not checked."""
 
     @property
     def spans(self) -> tuple[tuple[int, int], ...]:
