@@ -65,7 +65,7 @@ def _operator_problem(config: RunConfig, problems: list[DovetailError]) -> Itera
     except DovetailError as first:
         problems.append(first)
         with _collected(problems):
-            robot, task = build_driver(task=config.task, robot=config.robot)
+            robot, task = build_driver(task=config.task, robot=config.robot, cameras=config.cameras)
             if not isinstance(config.operator.config, WrapsOperator):
                 config.operator.build(task=task, robot=robot.spec)
 

@@ -13,7 +13,7 @@ from pydantic_core import ErrorDetails
 from dovetail.config._tree import Node, Path, dotted
 from dovetail.config.model import ChoosesModel, Config, nested_models
 from dovetail.config.plugins import BUILTIN, settings_of
-from dovetail.config.schema import SECTION_KINDS, RunConfig
+from dovetail.config.schema import NAMED_SECTIONS, SECTION_KINDS, RunConfig
 from dovetail.core.errors import ConfigError, PluginError, UsageError, did_you_mean
 
 __all__ = ["explain", "model_at"]
@@ -129,7 +129,8 @@ def _example(path: Path) -> str:
 
 
 def _is_section(path: Path) -> bool:
-    return bool(path) and path[0] in SECTION_KINDS and len(path) == (2 if path[0] == "labels" else 1)
+    depth = 2 if path and path[0] in ("labels", *NAMED_SECTIONS) else 1
+    return bool(path) and path[0] in SECTION_KINDS and len(path) == depth
 
 
 def model_at(path: Path, tree: Node, root: type[Config]) -> type[Config] | None:

@@ -58,6 +58,8 @@ class RobotPlace(Place):
     """Settings that override the run's `robot` section; another `type` replaces the section."""
     task: dict[str, Any] = Field(default_factory=dict)
     """The same for the `task` section."""
+    cameras: dict[str, Any] = Field(default_factory=dict)
+    """The same for the `cameras` section, by name; null removes a camera of the run."""
     operator: dict[str, Any] = Field(default_factory=dict)
     """The same for the `operator` section."""
 
@@ -162,7 +164,7 @@ class ClusterConfig(Config):
     robot: Place = Place()
     """Where these arms run."""
     robots: dict[Name, RobotPlace] = Field(default_factory=dict)
-    """Or arms by name, each with its machine and its differences from `robot`, `task` and `operator`."""
+    """Or arms by name, each with its machine and its differences from `robot`, `task`, `cameras` and `operator`."""
     min_robots: int | None = Field(default=None, ge=1, le=64)
     """Arms that must be ready before a run starts; the others may join later. Null: all."""
     robot_timeout_s: float = Field(default=120.0, gt=0)

@@ -34,6 +34,15 @@ def _model(config: Config, *, all_settings: bool, indent: str) -> Iterator[str]:
             inner = list(_section(value, all_settings=all_settings, indent=indent + "  "))
         elif isinstance(value, list) and value and isinstance(value[0], PluginSection):
             inner = [line for one in value for line in _item(one, all_settings=all_settings, indent=indent + "  ")]
+        elif isinstance(value, dict) and value and isinstance(next(iter(value.values())), PluginSection):
+            inner = [
+                line
+                for name, one in value.items()
+                for line in (
+                    f"{indent}  {name}:",
+                    *_section(one, all_settings=all_settings, indent=indent + "    "),
+                )
+            ]
         elif isinstance(value, Config) and (all_settings or key not in basic):
             inner = list(_model(value, all_settings=all_settings, indent=indent + "  "))
         elif all_settings or key in basic:

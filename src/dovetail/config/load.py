@@ -28,7 +28,7 @@ from dovetail.config._tree import Node, dotted, from_plain, merge, put
 from dovetail.config.changes import read_changes
 from dovetail.config.cluster import RobotPlace
 from dovetail.config.model import Config, OldKeys, old_keys, translate
-from dovetail.config.schema import DEFAULT_SECTIONS, SECTION_KINDS, RunConfig
+from dovetail.config.schema import DEFAULT_SECTIONS, NAMED_SECTIONS, SECTION_KINDS, RunConfig
 from dovetail.config.trust import check_stored, is_trusted, mark_new
 from dovetail.core.disk import read_file, write_atomic
 from dovetail.core.errors import (
@@ -120,8 +120,8 @@ def load_section(model: type[Settings], key: str, sources: Sequence[str | Path])
 
 
 def robot_config(config: RunConfig, name: str, place: RobotPlace) -> RunConfig:
-    """The config of one robot of a run: its own `task`, `robot` and `operator` settings replace the run's."""
-    differs = {"task": place.task, "robot": place.robot, "operator": place.operator}
+    """The config of one robot of a run: its own `task`, `robot`, `cameras` and `operator` settings replace the run's."""
+    differs = {"task": place.task, "robot": place.robot, "cameras": place.cameras, "operator": place.operator}
     tree = from_plain(_plain(config), "the run")
     over = from_plain({key: value for key, value in differs.items() if value}, f"cluster.robots.{name}")
     return _validate(merge(tree, _translate_sections(over, tree, OldKeys())))
@@ -313,6 +313,12 @@ def _expand_section(key: str, node: Node) -> Node:
     """`robot: sim` is short for `robot: {type: sim}`; long, so that it merges."""
     if key not in SECTION_KINDS:
         return node
+    if key in NAMED_SECTIONS and isinstance(node.value, dict):
+        named = {
+            name: Node({"type": one}, one.where) if isinstance(one.value, str) else one
+            for name, one in node.value.items()
+        }
+        return Node(named, node.where)
     if isinstance(node.value, str):
         return Node({"type": node}, node.where)
     if key == "labels" and isinstance(node.value, list):
@@ -395,6 +401,12 @@ def _translate_section(key: str, node: Node, merged: Node, found: OldKeys) -> No
             for index, (item, model) in enumerate(zip(node.value, models, strict=True))
         ]
         return Node(items, node.where)
+    if key in NAMED_SECTIONS and isinstance(node.value, dict):
+        named = {}
+        for name, one in node.value.items():
+            model = _model_or_none((key, name), merged) if isinstance(one.value, dict) else None
+            named[name] = translate(model, one, found, (key, name)) if model else one
+        return Node(named, node.where)
     model = _model_or_none((key,), merged)
     return translate(model, node, found, (key,)) if model else node
 

@@ -6,6 +6,7 @@ first and these handles by keyword:
     kind        handles
     task        -
     robot       task
+    camera      name (its key in the section `cameras`)
     operator    task, robot (a RobotSpec)
     policy      robot (a RobotSpec), seed
     labeler     -

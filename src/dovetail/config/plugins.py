@@ -55,6 +55,11 @@ BUILTIN: dict[str, dict[str, str]] = {
         "gym": "dovetail.robots.gym:GymRobot",
         "ros2": "dovetail.robots.drivers.ros2.driver:Ros2Robot",
     },
+    "camera": {
+        "v4l2": "dovetail.robots.cameras.v4l2:V4l2Camera",
+        "video": "dovetail.robots.cameras.video:VideoCamera",
+        "realsense": "dovetail.robots.cameras.realsense:RealsenseCamera",
+    },
     "operator": {
         "none": "dovetail.human.none:NoOperator",
         "scripted": "dovetail.human.scripted:ScriptedOperator",
@@ -147,6 +152,7 @@ KINDS = tuple(BUILTIN)
 _CONTRACTS: dict[str, type] = {
     "task": contracts.Task,
     "robot": contracts.Robot,
+    "camera": contracts.Camera,
     "operator": contracts.Operator,
     "actor": contracts.Actor,
     "policy": contracts.Policy,

@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import Field, GetCoreSchemaHandler, GetJsonSchemaHandler, model_validator
+from pydantic import Field, GetCoreSchemaHandler, GetJsonSchemaHandler, field_validator, model_validator
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
@@ -20,6 +20,7 @@ from dovetail.core.errors import PluginError
 __all__ = [
     "DEFAULT_SECTIONS",
     "KIND_MARK",
+    "NAMED_SECTIONS",
     "SECTION_KINDS",
     "ImagesConfig",
     "LabelingConfig",
@@ -35,6 +36,7 @@ __all__ = [
 SECTION_KINDS: dict[str, str] = {
     "task": "task",
     "robot": "robot",
+    "cameras": "camera",  # a mapping from names
     "operator": "operator",
     "actor": "actor",
     "policy": "policy",
@@ -43,12 +45,17 @@ SECTION_KINDS: dict[str, str] = {
     "algorithm": "algorithm",
 }
 
+NAMED_SECTIONS = ("cameras",)
+"""Sections that hold several plugins by name."""
+
 DEFAULT_SECTIONS: dict[str, Any] = {
     "operator": {"type": "none"},
     "actor": {"type": "sequential"},
     "labels": [{"type": "outcome"}],
     "replay": {"type": "mapped"},
 }
+
+CameraName = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]{0,31}$")]
 
 KIND_MARK = "x-dovetail-kind"  # marks a plugin section in RunConfig's JSON Schema
 
@@ -269,6 +276,8 @@ class RunConfig(Config):
     """What to do. Null only with a robot that brings its own task, such as gym."""
     robot: Annotated[PluginSection, OfKind("robot")]
     """The arm, real or simulated."""
+    cameras: dict[CameraName, Annotated[PluginSection, OfKind("camera")]] = Field(default_factory=dict)
+    """Cameras next to the arm, by the names of their images. A simulated arm has its own (`robot.images`)."""
     operator: Annotated[PluginSection, OfKind("operator")] = Field(default=DEFAULT_SECTIONS["operator"])
     """Who can take over the arm, and with which device."""
     safety: SafetyConfig = SafetyConfig()
@@ -299,6 +308,14 @@ class RunConfig(Config):
     """How much the learner trains, and on what hardware."""
     images: ImagesConfig = ImagesConfig()
     """How recorded images are stored."""
+
+    @field_validator("cameras", mode="before")
+    @classmethod
+    def _without_removed_cameras(cls, cameras: Any) -> Any:
+        """`front: null` removes a camera that another file or the run names."""
+        if not isinstance(cameras, dict):
+            return cameras
+        return {name: section for name, section in cameras.items() if section is not None}
 
     @model_validator(mode="after")
     def _has_a_task(self) -> Self:

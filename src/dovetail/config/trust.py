@@ -122,7 +122,14 @@ def _named(value: Any, path: str, folder: Path) -> Iterator[tuple[str, str]]:
         return
     for key, item in value.items():
         place = f"{path}.{key}".lstrip(".")
-        if key in _SECTIONS:
+        if key == "cameras" and isinstance(item, Mapping):
+            for name, section in item.items():
+                camera = section.get("type") if isinstance(section, Mapping) else section
+                if isinstance(camera, str) and not is_builtin("camera", camera):
+                    yield f"{place}.{name}", f"the camera '{camera[:80]}'"
+        elif key == "device" and isinstance(item, str) and "/" in item:  # not the learner's `device: cuda`
+            yield place, f"a device ({item[:80]!r})"
+        elif key in _SECTIONS:
             for section in item if isinstance(item, list | tuple) else (item,):
                 name = section.get("type") if isinstance(section, Mapping) else section
                 if isinstance(name, str) and not is_builtin(_SECTIONS[key], name):

@@ -26,7 +26,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
-from dovetail.core.specs import PolicySpec, RobotSpec, TaskSpec
+from dovetail.core.specs import ArraySpec, PolicySpec, RobotSpec, TaskSpec
 from dovetail.core.types import (
     ActContext,
     ActionChunk,
@@ -49,6 +49,7 @@ from dovetail.core.types import (
 __all__ = [
     "Actor",
     "Algorithm",
+    "Camera",
     "Clock",
     "Expert",
     "GuardedRobot",
@@ -127,6 +128,42 @@ class GuardedRobot(Robot, Protocol):
 
     def use_buffers(self, next_buffer: Callable[[str], Array]) -> None:
         """Pass `next_buffer` to a driver that is `UsesBuffers`; other drivers are not affected."""
+
+
+@runtime_checkable
+class Camera(Protocol):
+    """A camera next to a robot. One camera may give several images, such as color and depth.
+
+        camera = MyCamera(config, name="front")               # no I/O
+        camera.start()                                        # opens the device and waits for the first frame
+        shown_ns = 0
+        while running:
+            if camera.newest_ns() != shown_ns:                # the newest frame wins, older ones are lost
+                shown_ns = camera.read({key: next_buffer(key) for key in camera.spec})
+        camera.close()
+
+    The camera receives frames on a thread of its own: `newest_ns` and `read` never wait for the device. Times are those of
+    capture, by this machine's monotonic clock. A lost camera is a RobotError with its name: a closed connection, a picture
+    of another size. A camera that only stops giving frames is no error here: its newest frame grows old, and the safety
+    filter holds, then stops the robot.
+    """
+
+    @property
+    def spec(self) -> Mapping[str, ArraySpec]:
+        """Its images, from the config alone: `front` uint8 [H, W, 3] in RGB, and if it has depth `front_depth` uint16
+        [H, W, 1], in millimeters unless a setting says otherwise; 0: no measurement. Keys start with the camera's name."""
+
+    def start(self) -> None:
+        """Open the device and wait for a frame, seconds at most. Also called again after a RobotError, to reopen it."""
+
+    def newest_ns(self) -> int:
+        """Capture time of the newest frame. Each frame has its own time. Raises RobotError if the camera is lost."""
+
+    def read(self, into: Mapping[str, Array]) -> int:
+        """Write the newest frame into arrays of `spec`, in one copy, and return its capture time."""
+
+    def close(self) -> None:
+        """Release the device. May be called more than once, and before `start`."""
 
 
 @runtime_checkable

@@ -26,6 +26,7 @@ __all__ = ["EMULATORS", "READY", "Emulator", "EmulatorProcess", "find_emulator"]
 
 EMULATORS: dict[str, str] = {  # name: module:Class
     "igris_b": "dovetail.emulators.igris_b.emulator:IgrisBEmulator",
+    "camera": "dovetail.emulators.camera.server:CameraEmulator",
 }
 
 READY = "ready"  # the last line that `dovetail emulate` prints before it waits

@@ -89,6 +89,7 @@ def run(context: ProcessContext) -> None:
     workcell = build_workcell(
         task=_section("task", settings["task"]) if settings["task"] else None,
         robot=_section("robot", settings["robot"]),
+        cameras={name: _section("camera", camera) for name, camera in settings["cameras"].items()},
         safety=SafetyConfig.from_mapping(settings["safety"]),
         hides_success=settings["hides_success"],
     )

@@ -55,6 +55,7 @@ class ProcessSettings:
         config = self.config
         return {
             **self._robot(),
+            "cameras": {name: section.to_plain() for name, section in config.cameras.items()},
             "operator": config.operator.to_plain(),
             "actor": config.actor.to_plain(),
             "policy": self.policy.to_json(),

@@ -10,6 +10,7 @@ Each check raises AssertionError with one line that names the broken promise.
 
 from dovetail.testing.actors import check_actor
 from dovetail.testing.algorithms import check_algorithm
+from dovetail.testing.cameras import check_camera
 from dovetail.testing.labelers import check_labeler
 from dovetail.testing.operators import check_dead_man, check_operator
 from dovetail.testing.policies import check_policy
@@ -20,6 +21,7 @@ from dovetail.testing.tasks import check_task
 __all__ = [
     "check_actor",
     "check_algorithm",
+    "check_camera",
     "check_dead_man",
     "check_labeler",
     "check_operator",

@@ -1,5 +1,5 @@
-"""The arms of a run by name. Arms with the same task, robot and operator form a group that shares demonstrations and
-evaluations."""
+"""The arms of a run by name. Arms with the same task, robot, cameras and operator form a group that shares demonstrations
+and evaluations."""
 
 from __future__ import annotations
 
@@ -34,6 +34,6 @@ def arm_groups(config: RunConfig) -> list[tuple[str, ...]]:
     """Names of arms, grouped."""
     groups: dict[str, list[str]] = {}
     for name, own in arm_configs(config).items():
-        plain = own.model_dump(mode="json", include={"task", "robot", "operator"})
+        plain = own.model_dump(mode="json", include={"task", "robot", "cameras", "operator"})
         groups.setdefault(repr(plain), []).append(name)
     return [tuple(names) for names in groups.values()]

@@ -287,6 +287,7 @@ def build_assembly(
     workcell = build_workcell(
         task=config.task,
         robot=config.robot,
+        cameras=config.cameras,
         safety=config.safety,
         hides_success=config.labeling.hide_success,
         name=name,

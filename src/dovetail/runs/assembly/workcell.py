@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 from dovetail.config.plugins import resolve
@@ -18,6 +19,7 @@ from dovetail.core.abilities import (
 )
 from dovetail.core.clock import RealClock, SimulatedClock
 from dovetail.core.contracts import Clock, Operator, Robot, SimulatedRobot, Task
+from dovetail.core.errors import UsageError
 from dovetail.core.specs import match
 from dovetail.core.types import Array, Purpose
 from dovetail.human.browser import ConsoleControl, OperatorWithConsole
@@ -27,10 +29,13 @@ from dovetail.human.none import NoOperator
 from dovetail.human.scripted import Demonstrator
 from dovetail.live.emergency import emergency_reason, report_device_stop
 from dovetail.live.run_stop import RunStop
+from dovetail.robots.cameras import RobotWithCameras
 from dovetail.robots.safety import SafeRobot, SafetyConfig
 from dovetail.runs.assembly.hidden_success import HiddenSuccess
 
 __all__ = ["Workcell", "build_driver", "build_workcell", "demonstrates"]
+
+_NO_CAMERAS: Mapping[str, PluginSection] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,14 +152,14 @@ def build_workcell(
     robot: PluginSection,
     safety: SafetyConfig,
     hides_success: bool = False,
+    cameras: Mapping[str, PluginSection] = _NO_CAMERAS,
     name: str | None = None,
 ) -> Workcell:
-    """Build robot and task, and check that they fit. `name`: see SafeRobot."""
-    raw, job = build_driver(task=task, robot=robot)
+    """Build robot, cameras and task, and check that they fit. `name`: see SafeRobot."""
+    raw, job = build_driver(task=task, robot=robot, cameras=cameras)
     clock: Clock
     if isinstance(raw, SimulatedRobot):
-        realtime = isinstance(robot.config, ConfiguresRealtime) and robot.config.realtime
-        simulated = SimulatedClock(realtime=realtime)
+        simulated = SimulatedClock(realtime=_is_realtime(robot))
         simulated.on_advance(raw.advance)
         clock = simulated
     else:
@@ -164,8 +169,24 @@ def build_workcell(
     return Workcell(task=job, robot=safe, clock=clock, _raw=raw, hides_success=hides_success)
 
 
-def build_driver(*, task: PluginSection | None, robot: PluginSection) -> tuple[Robot, Task]:
-    """Build a robot without the safety filter, and its task. Their constructors do no I/O."""
+def build_driver(
+    *, task: PluginSection | None, robot: PluginSection, cameras: Mapping[str, PluginSection] = _NO_CAMERAS
+) -> tuple[Robot, Task]:
+    """Build a robot without the safety filter, and its task. Their constructors do no I/O.
+
+    A process that only stops the robot needs no cameras.
+    """
     job: Any = task.build() if task else None
     raw: Any = robot.build(task=job)
-    return raw, job or raw.task
+    if cameras and isinstance(raw, SimulatedRobot) and not _is_realtime(robot):
+        raise UsageError(
+            f"cameras ({', '.join(cameras)}) show real time, but robot '{robot.type}' is simulated and runs at its own "
+            "speed. Set robot.realtime=true, or use robot.images for simulated cameras"
+        )
+    built = {name: section.build(name=name) for name, section in cameras.items()}
+    return RobotWithCameras.around(raw, built), job or raw.task
+
+
+def _is_realtime(robot: PluginSection) -> bool:
+    """Whether a simulated robot runs at the speed of the real clock."""
+    return isinstance(robot.config, ConfiguresRealtime) and robot.config.realtime

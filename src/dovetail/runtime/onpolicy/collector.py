@@ -56,6 +56,7 @@ def collector_settings(
     return {
         "task": config.task.to_plain() if config.task else None,
         "robot": config.robot.to_plain(),
+        "cameras": {name: section.to_plain() for name, section in config.cameras.items()},
         "policy": config.policy.to_plain(),
         "safety": config.safety.model_dump(mode="json"),
         "seed": config.run.seed,
@@ -70,8 +71,9 @@ def build_collector(settings: Mapping[str, Any], worlds: Mapping[str, Array]) ->
     kinds, seed, record = ("task", "robot", "policy"), settings["seed"], settings["record"]
     sections = {kind: PluginSection.parse(kind, settings[kind]) for kind in kinds if settings[kind] is not None}
     rollouts, safety = RolloutSettings(**settings["rollouts"]), SafetyConfig.from_mapping(settings["safety"])
+    cameras = {name: PluginSection.parse("camera", section) for name, section in settings["cameras"].items()}
     workcells = [
-        build_workcell(task=sections.get("task"), robot=sections["robot"], safety=safety)
+        build_workcell(task=sections.get("task"), robot=sections["robot"], cameras=cameras, safety=safety)
         for _ in range(rollouts.num_envs)
     ]
     policy: ValuedPolicy = sections["policy"].build(robot=workcells[0].robot.spec, seed=seed)

@@ -1,0 +1,1 @@
+"""An emulated network camera that misbehaves on request."""
