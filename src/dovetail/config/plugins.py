@@ -59,6 +59,7 @@ BUILTIN: dict[str, dict[str, str]] = {
         "v4l2": "dovetail.robots.cameras.v4l2:V4l2Camera",
         "video": "dovetail.robots.cameras.video:VideoCamera",
         "realsense": "dovetail.robots.cameras.realsense:RealsenseCamera",
+        "ros_image": "dovetail.robots.cameras.ros_image:RosImageCamera",
     },
     "operator": {
         "none": "dovetail.human.none:NoOperator",
