@@ -97,21 +97,20 @@ class Publication:
         found = self._writer.get_matched_subscriptions()
         for handle in found:
             if handle not in self._is_listener:
-                self._is_listener[handle] = self._has_mark(handle)
-        return frozenset(handle for handle in found if not self._is_listener[handle])
+                self._look_at(handle)
+        return frozenset(handle for handle in found if not self._is_listener.get(handle, True))
 
     @property
     def num_subscribers(self) -> int:
         return len(self.subscribers())
 
-    def _has_mark(self, handle: int) -> bool:
+    def _look_at(self, handle: int) -> None:
         from cyclonedds.qos import Policy
 
         endpoint = self._writer.get_matched_subscription_data(handle)
-        if endpoint is None:
-            return True  # it has gone meanwhile
-        mark = endpoint.qos[Policy.Userdata] if Policy.Userdata in endpoint.qos else None
-        return mark is not None and bytes(mark.data) == _LISTENER
+        if endpoint is not None:  # else it has just come or gone
+            qos = endpoint.qos
+            self._is_listener[handle] = Policy.Userdata in qos and bytes(qos[Policy.Userdata].data) == _LISTENER
 
     @property
     def has_incompatible_qos(self) -> bool:

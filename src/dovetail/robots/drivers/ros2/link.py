@@ -25,7 +25,7 @@ __all__ = ["Ros2Link"]
 
 _HOLD_INTERVAL_S = 0.01
 _MIN_ELAPSED_S = 0.1  # times of messages jitter
-_ACKNOWLEDGE_S = 0.2
+_ACKNOWLEDGE_S = 0.5  # in all; a guard waits for 1 s
 _STAMPED = ("geometry_msgs/msg/PoseStamped", "sensor_msgs/msg/JointState")
 
 
@@ -237,11 +237,14 @@ class Ros2Link:
             if time.monotonic() > until_s:
                 break
             time.sleep(_HOLD_INTERVAL_S)
+        until_s = time.monotonic() + _ACKNOWLEDGE_S
         problems = [f"part '{name}' has no fresh measurement" for name in unknown]
         for _, publication, _ in self._commands:
             if publication.topic in actions and not num_sent[publication.topic]:
                 problems.append(f"no robot listens to {publication.topic}")
-            elif publication.topic in actions and not publication.wait_for_acknowledgement(_ACKNOWLEDGE_S):
+            elif publication.topic in actions and not publication.wait_for_acknowledgement(
+                max(until_s - time.monotonic(), 0.0)
+            ):
                 problems.append(f"{publication.topic} was not acknowledged")
         if problems:
             raise RobotError(f"the stop did not reach all parts: {'; '.join(problems)}. Use the emergency stop")
