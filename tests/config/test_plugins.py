@@ -73,13 +73,14 @@ def test_builtin_names_follow_one_pattern() -> None:
         (
             "task",
             "peg-insertoin",
-            "no task named 'peg-insertoin'. Did you mean 'peg_insertion'? Valid: cap_tightening, charger, peg_insertion, "
+            "no task named 'peg-insertoin'. Did you mean 'peg_insertion'? Valid: cap_tightening, charger, igris_reach, peg_insertion, "
             "pick_place, push_cube, table_cleanup. For your own class, write package.module:Class",
         ),
         (
             "robot",
-            "franka",
-            "no robot named 'franka'. Valid: gym, sim. For your own class, write package.module:Class",
+            "kuka",
+            f"no robot named 'kuka'. Valid: {', '.join(sorted(BUILTIN['robot']))}. "
+            "For your own class, write package.module:Class",
         ),
         ("taks", "x", "there is no plugin kind 'taks'. Did you mean 'task'?"),
         (
@@ -201,7 +202,7 @@ def test_settings_of_builtin_plugins_are_those_of_their_classes() -> None:
             assert settings_of(kind, name) is config_model(resolve(kind, name)), f"{kind} {name}"
 
 
-@pytest.mark.parametrize("wrong", ["lerner.utd=2", "policy.hiden=[8]", "algorithm.lrr=1", "robot.type=franka"])
+@pytest.mark.parametrize("wrong", ["lerner.utd=2", "policy.hiden=[8]", "algorithm.lrr=1", "robot.type=kuka"])
 def test_wrong_setting_is_refused_before_torch_and_simulator_are_loaded(wrong: str) -> None:
     code = (
         "import sys; from dovetail.cli.main import main;"

@@ -38,7 +38,7 @@ class IgrisReachConfig(Config):
     hold_s: float = Field(default=0.2, ge=0.0)
     """Seconds for which all must be at the target."""
     takeover_side: Literal["both", "worse"] = "both"
-    """What the expert moves. `worse`: only the side that is further from its target; the other side stands still."""
+    """What a scripted operator takes over: both sides, or only the side that is further from its target."""
 
 
 class IgrisReach:
@@ -103,10 +103,16 @@ class ReachExpert:
         values = observation.values
         arms = self._towards(values["joint_pos"], values["arm_target"], _STEP_RAD)
         fingers = self._towards(values["finger_pos"], values["finger_target"], _STEP_FINGER)
-        if self._config.takeover_side == "worse":
-            other = _SIDES[_better_side(observation)]
-            arms[other], fingers[other] = values["joint_pos"][other], values["finger_pos"][other]
         return np.concatenate((arms, np.clip(fingers, 0.0, 1.0))).astype(np.float32)
+
+    def takeover_axes(self, observation: Observation) -> Array | None:
+        """Mask, bool [24], of the axes to take over; None: all. The policy keeps the others."""
+        if self._config.takeover_side == "both":
+            return None
+        worse = _SIDES[_worse_side(observation)]
+        side = np.zeros(12, np.bool_)
+        side[worse] = True
+        return np.concatenate((side, side))
 
     def progress(self, observation: Observation) -> float:
         """Never 1: the task judges success."""
@@ -127,10 +133,10 @@ def errors(observation: Observation) -> tuple[float, float]:
     return float(arms.max()), float(fingers.max())
 
 
-def _better_side(observation: Observation) -> str:
+def _worse_side(observation: Observation) -> str:
     values = observation.values
     off = {
         side: float(np.abs(values["joint_pos"] - values["arm_target"])[axes].max())
         for side, axes in _SIDES.items()
     }
-    return min(off, key=lambda side: off[side])
+    return max(off, key=lambda side: off[side])
