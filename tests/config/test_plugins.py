@@ -73,8 +73,8 @@ def test_builtin_names_follow_one_pattern() -> None:
         (
             "task",
             "peg-insertoin",
-            "no task named 'peg-insertoin'. Did you mean 'peg_insertion'? Valid: cap_tightening, charger, igris_reach, peg_insertion, "
-            "pick_place, push_cube, table_cleanup. For your own class, write package.module:Class",
+            "no task named 'peg-insertoin'. Did you mean 'peg_insertion'? Valid: cap_tightening, charger, igris_reach, "
+            "peg_insertion, pick_place, push_cube, table_cleanup. For your own class, write package.module:Class",
         ),
         (
             "robot",
