@@ -116,7 +116,7 @@ def recover(safe: SafeRobot) -> None:
 def test_random_faults_end_in_hold_or_stop() -> None:
     rng, domain_id = np.random.default_rng(7), free_domain()
     outcomes: Counter[tuple[str, bool]] = Counter()
-    longest_s = 0.0
+    longest_s, garbage_faults = 0.0, list[str]()
     kinds = [*FAULTS, *SILENCES, "pause", "garbage"]
     with EmulatorProcess("igris_b", f"domain_id={domain_id}", "pose=start", f"publish_hz={HZ}") as emulator:
         recorder, faults = CommandRecorder(domain_id), EmulatorFaults(domain_id)
@@ -139,6 +139,8 @@ def test_random_faults_end_in_hold_or_stop() -> None:
                 stopped, tick_s = drive(safe, rng, duration_s=duration_s)
                 outcomes[kind, stopped] += 1
                 longest_s = max(longest_s, tick_s)
+                if kind == "garbage" and stopped:
+                    garbage_faults.append(str(safe.fault))
                 if lasts and kind != "garbage":
                     assert stopped, f"{kind} for {duration_s} s was not noticed"
                     assert safe.fault is not None
@@ -160,4 +162,6 @@ def test_random_faults_end_in_hold_or_stop() -> None:
     assert np.abs(np.diff(targets, axis=0)).max() <= 4 * STEP_RAD + 0.02
     assert longest_s < 2.0
     assert sum(outcomes.values()) == NUM_FAULTS
-    assert outcomes["garbage", True] == 0
+    # garbage is never read as a message and never ends reception. On a loaded machine messages also get old without it: 4 of
+    # 120 rounds without any fault did, at a load of 8 on two cores
+    assert all("s old" in fault for fault in garbage_faults), garbage_faults
