@@ -49,6 +49,7 @@ BUILTIN: dict[str, dict[str, str]] = {
         "cap_tightening": "dovetail.tasks.cap_tightening:CapTightening",
         "table_cleanup": "dovetail.tasks.table_cleanup:TableCleanup",
         "table": "dovetail.tasks.table:TableTask",
+        "igris_reach": "dovetail.tasks.igris_reach:IgrisReach",
     },
     "robot": {
         "sim": "dovetail.robots.sim.robot:SimRobot",
@@ -56,11 +57,13 @@ BUILTIN: dict[str, dict[str, str]] = {
         "remote": "dovetail.robots.drivers.remote.driver:RemoteRobot",
         "franka": "dovetail.robots.drivers.franka.driver:FrankaRobot",
         "franka_emulated": "dovetail.robots.drivers.franka.emulated:EmulatedFranka",
+        "ros2": "dovetail.robots.drivers.ros2.driver:Ros2Robot",
     },
     "camera": {
         "v4l2": "dovetail.robots.cameras.v4l2:V4l2Camera",
         "video": "dovetail.robots.cameras.video:VideoCamera",
         "realsense": "dovetail.robots.cameras.realsense:RealsenseCamera",
+        "ros_image": "dovetail.robots.cameras.ros_image:RosImageCamera",
     },
     "operator": {
         "none": "dovetail.human.none:NoOperator",
@@ -126,6 +129,7 @@ _SETTINGS: dict[
         "remote": "dovetail.robots.drivers.remote.settings:RemoteRobotConfig",
         "franka": "dovetail.robots.drivers.franka.settings:FrankaConfig",
         "franka_emulated": "dovetail.robots.drivers.franka.settings:EmulatedFrankaConfig",
+        "ros2": "dovetail.robots.drivers.ros2.settings:Ros2Config",
     },
     "policy": {
         "gaussian_mlp": "dovetail.policies.settings:GaussianMLPConfig",

@@ -26,6 +26,7 @@ __all__ = ["EMULATORS", "READY", "Emulator", "EmulatorProcess", "find_emulator"]
 
 EMULATORS: dict[str, str] = {  # name: module:Class
     "remote": "dovetail.emulators.remote.emulator:RemoteEmulator",
+    "igris_b": "dovetail.emulators.igris_b.emulator:IgrisBEmulator",
     "camera": "dovetail.emulators.camera.server:CameraEmulator",
     "franka": "dovetail.emulators.franka.emulator:FrankaEmulator",
 }

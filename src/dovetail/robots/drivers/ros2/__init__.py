@@ -1,0 +1,1 @@
+"""Robots that speak ROS 2 topics, through DDS and without ROS."""
