@@ -59,6 +59,7 @@ __all__ = [
     "Shards",
     "SlowLabeler",
     "StopConnection",
+    "TakesOverPart",
     "UsesBuffers",
     "WatchesStop",
     "WrapsCanonicalPolicy",
@@ -223,6 +224,14 @@ class LimitsSteps(Protocol):
     """A task with a maximum episode length."""
 
     max_steps: int
+
+
+@runtime_checkable
+class TakesOverPart(Protocol):
+    """An expert that takes over only some axes of the action, such as one arm of two. The policy keeps the others."""
+
+    def takeover_axes(self, observation: Observation) -> Array | None:
+        """Mask, bool [A], of the axes to take over now; None: all."""
 
 
 # ---- operators
