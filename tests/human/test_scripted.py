@@ -93,3 +93,32 @@ def test_demonstrator_acts_in_every_tick():
     assert all(teacher.poll(SEEN).action is not None for _ in range(5))
     task.the_expert.now = 1.0
     assert teacher.poll(SEEN).event is Event.SUCCESS
+
+
+class OneArmExpert(Expert):
+    """Takes over the first three axes, or the last four after `swap`."""
+
+    swap = False
+
+    def takeover_axes(self, observation):
+        mask = np.arange(7) < 3
+        return ~mask if self.swap else mask
+
+
+def test_expert_that_takes_over_one_arm_keeps_it_during_the_takeover():
+    task = Task()
+    task.the_expert = OneArmExpert()
+    config = ScriptedConfig(
+        watched_share=1.0, stuck_after_steps=2, min_takeover_steps=3, max_takeover_steps=3, min_progress=0.03
+    )
+    operator = ScriptedOperator(config, task=task)
+    operator.reset(rng=np.random.default_rng(0), robot_minutes=0.0)
+    masks = []
+    for _ in range(8):
+        polled = operator.poll(SEEN)
+        if polled.action is not None:
+            masks.append(polled.axes.tolist())
+            task.the_expert.swap = True
+    first, second = (np.arange(7) < 3).tolist(), (np.arange(7) >= 3).tolist()
+    assert masks == [first] * 3 + [second] * len(masks[3:])
+    assert len(masks) > 3

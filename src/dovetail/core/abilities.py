@@ -76,6 +76,7 @@ __all__ = [
     "Shards",
     "SlowLabeler",
     "StopConnection",
+    "TakesOverPart",
     "UsesBuffers",
     "WatchesStop",
     "WrapsCanonicalPolicy",
@@ -313,6 +314,14 @@ class NeedsVerdict(Protocol):
     """A task that never decides success: an operator or a labeler does. Class attribute, also of its config."""
 
     needs_verdict: bool
+
+
+@runtime_checkable
+class TakesOverPart(Protocol):
+    """An expert that takes over only some axes of the action, such as one arm of two. The policy keeps the others."""
+
+    def takeover_axes(self, observation: Observation) -> Array | None:
+        """Mask, bool [A], of the axes to take over now; None: all."""
 
 
 # ---- operators

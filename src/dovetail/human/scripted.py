@@ -10,9 +10,10 @@ import numpy as np
 from pydantic import Field
 
 from dovetail.config.model import Config
+from dovetail.core.abilities import TakesOverPart
 from dovetail.core.contracts import Task
 from dovetail.core.specs import RobotSpec
-from dovetail.core.types import Event, HumanInput, Observation
+from dovetail.core.types import Array, Event, HumanInput, Observation
 
 __all__ = ["Demonstrator", "ScriptedConfig", "ScriptedOperator"]
 
@@ -57,6 +58,7 @@ class ScriptedOperator:
         self._rng = np.random.default_rng(0)
         self._watching = False
         self._steps_left = 0
+        self._axes: Array | None = None  # that the takeover drives; None: all
         self._recent: deque[float] = deque(maxlen=config.stuck_after_steps + 1)
 
     def reset(self, *, rng: np.random.Generator, robot_minutes: float) -> None:
@@ -79,12 +81,17 @@ class ScriptedOperator:
             self._steps_left = int(
                 self._rng.integers(self._config.min_takeover_steps, self._config.max_takeover_steps + 1)
             )
+            self._axes = self._takeover_axes(observation)
         if self._steps_left == 0:
             return HumanInput()
         self._steps_left -= 1
         if self._steps_left == 0:
             self._recent.clear()  # measure the policy's progress from here
-        return HumanInput(action=self._expert.act(observation))
+        return HumanInput(action=self._expert.act(observation), axes=self._axes)
+
+    def _takeover_axes(self, observation: Observation) -> Array | None:
+        """The same axes during the whole takeover."""
+        return self._expert.takeover_axes(observation) if isinstance(self._expert, TakesOverPart) else None
 
     def _stuck(self) -> bool:
         full = len(self._recent) == self._recent.maxlen
