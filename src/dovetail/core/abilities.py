@@ -42,6 +42,7 @@ __all__ = [
     "HasWorld",
     "IndependentStop",
     "JudgesObservations",
+    "Leader",
     "LearnsByImitation",
     "LearnsFromRunning",
     "LearnsOnPolicy",
@@ -227,6 +228,47 @@ class Demonstrates(Protocol):
     """An operator with which a person can give demonstrations. Class attribute."""
 
     demonstrates: bool
+
+
+@runtime_checkable
+class Leader(Protocol):
+    """A leader arm: a person moves it by hand, and another arm follows. The constructor does no I/O.
+
+        leader.follow(measured)           # while the policy drives, so that the takeover begins without a jump
+        leader.release()                  # the person takes it
+        positions = leader.read()
+
+    One thread calls these methods; each may block for up to some 100 ms and connects if necessary. Every method raises
+    RobotError if the leader is lost, and the operator must then stop driving.
+    """
+
+    @property
+    def name(self) -> str:
+        """Name of the device, recorded with each episode."""
+
+    @property
+    def axes(self) -> tuple[str, ...]:
+        """Names of the values that `read` returns. They are compared with the axis names of the follower's action."""
+
+    @property
+    def units(self) -> tuple[str, ...]:
+        """Unit of each value, as in action parts: rad, deg, m or 1."""
+
+    @property
+    def can_follow(self) -> bool:
+        """Whether it has motors that `follow` can use. False: `follow` does nothing."""
+
+    def read(self) -> Array:
+        """Measure the positions now, float64 [len(axes)]."""
+
+    def follow(self, positions: Array) -> None:
+        """Move toward these positions, in the order and units of `axes`. Call it once per tick."""
+
+    def release(self) -> None:
+        """Let a person move it: motors without torque."""
+
+    def close(self) -> None:
+        """Release it and close the connection."""
 
 
 @runtime_checkable
