@@ -52,6 +52,7 @@ BUILTIN: dict[str, dict[str, str]] = {
     "robot": {
         "sim": "dovetail.robots.sim.robot:SimRobot",
         "gym": "dovetail.robots.gym:GymRobot",
+        "lerobot": "dovetail.robots.drivers.lerobot.driver:LeRobotRobot",
     },
     "operator": {
         "none": "dovetail.human.none:NoOperator",
@@ -109,7 +110,10 @@ _SETTINGS: dict[
         "cap_tightening": "dovetail.tasks.settings:CapTighteningConfig",
         "table_cleanup": "dovetail.tasks.settings:TableCleanupConfig",
     },
-    "robot": {"sim": "dovetail.robots.sim_settings:SimRobotConfig"},
+    "robot": {
+        "sim": "dovetail.robots.sim_settings:SimRobotConfig",
+        "lerobot": "dovetail.robots.drivers.lerobot.settings:LeRobotConfig",
+    },
     "policy": {
         "gaussian_mlp": "dovetail.policies.settings:GaussianMLPConfig",
         "flow": "dovetail.policies.settings:FlowConfig",

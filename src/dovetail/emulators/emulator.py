@@ -25,6 +25,7 @@ from dovetail.core.errors import DovetailError, UsageError, did_you_mean
 __all__ = ["EMULATORS", "READY", "Emulator", "EmulatorProcess", "find_emulator"]
 
 EMULATORS: dict[str, str] = {  # name: module:Class
+    "feetech": "dovetail.emulators.feetech.emulator:FeetechEmulator",
 }
 
 READY = "ready"  # the last line that `dovetail emulate` prints before it waits
