@@ -46,7 +46,7 @@ __all__ = ["JOINTS", "FeetechEmulator", "FeetechEmulatorConfig", "Misbehavior"]
 JOINTS = ("shoulder_pan", "shoulder_lift", "elbow_flex", "wrist_flex", "wrist_roll", "gripper")
 _RANGES = ((757, 3338), (880, 3215), (973, 3123), (1014, 3082), (0, 4095), (1400, 3000))  # calibrated, in ticks
 _OFFSETS = (120, -85, 0, 340, -15, 60)
-_RESTS = {2: 900.0, 3: 3100.0, 4: 3000.0}  # joints that fall without torque, and where to
+_RESTS = {2: 920.0, 3: 3100.0, 4: 3000.0}  # joints that fall without torque, and where to
 _BAUD_RATES = (1_000_000, 500_000, 250_000, 128_000, 115_200, 57_600, 38_400, 19_200)
 _POLL_S = 0.05
 

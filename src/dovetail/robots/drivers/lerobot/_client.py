@@ -15,7 +15,6 @@ import select
 import socket
 import stat
 import subprocess
-import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -32,6 +31,7 @@ _HERE = Path(__file__).parent
 _PROTOCOL = 1
 _READY_S = 30.0  # python and numpy on a busy machine; LeRobot is imported later
 _HELLO_S = 5.0
+_STOP_HELLO_S = 1.0
 _LOG_TAIL = 400
 _CODE = (
     "import sys; sys.path[:] = [p for p in sys.path if p]; sys.path.append({here!r}); "
@@ -45,6 +45,10 @@ class NoBridge(RobotError):
     def __init__(self, text: str, *, crashed: bool) -> None:
         super().__init__(text)
         self.crashed = crashed
+
+
+class LinkLost(RobotError):
+    """The connection ended."""
 
 
 class BridgeProcess:
@@ -83,9 +87,10 @@ class BridgeProcess:
             os.close(lock)
 
     def _connect(self, role: str) -> BridgeLink:
+        hello_s = _STOP_HELLO_S if role == "stop" else _HELLO_S
         link = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
-            link.settimeout(_HELLO_S)
+            link.settimeout(hello_s)
             link.connect(str(self.socket_path))
             token = (self._folder / "token").read_text()
         except (FileNotFoundError, ConnectionRefusedError) as error:
@@ -99,7 +104,14 @@ class BridgeProcess:
             raise RobotError(f"{self.what} does not accept connections: {one_line(error)}") from error
         found = BridgeLink(link, what=self.what, log=self.log_tail)
         hello = Message("hello", {"token": token, "role": role, "protocol": _PROTOCOL})
-        found.pid = int(found.request(hello, timeout_s=_HELLO_S).fields.get("pid", 0))
+        try:
+            pid = found.request(hello, timeout_s=hello_s).fields.get("pid")
+        except LinkLost as error:  # it is just ending
+            raise NoBridge(f"{self.what} has crashed", crashed=True) from error
+        except RobotError:
+            found.close()
+            raise
+        found.pid = pid if isinstance(pid, int) else 0
         return found
 
     def _start(self) -> None:
@@ -187,10 +199,10 @@ class BridgeLink:
             raise RobotError(f"{self._what} has not answered '{message.type}' for {timeout_s:g} s") from None
         except (OSError, WireError) as error:
             self.close()
-            raise RobotError(f"{self._what} is lost: {one_line(error)}") from error
+            raise LinkLost(f"{self._what} is lost: {one_line(error)}") from error
         if answer is None:
             self.close()
-            raise RobotError(f"{self._what} has closed the connection.{self._log()}")
+            raise LinkLost(f"{self._what} has closed the connection.{self._log()}")
         if answer.type == "error":
             raise RobotError(" ".join(str(answer.fields.get("error")).split())[:1000])
         if answer.type != "ok":
@@ -207,9 +219,9 @@ class BridgeLink:
 
 
 def _root() -> Path:
-    """A folder of this user that is empty after a restart of the machine."""
-    runtime = os.environ.get("XDG_RUNTIME_DIR")
-    return Path(runtime, "dovetail") if runtime else Path(tempfile.gettempdir(), f"dovetail-{os.getuid()}")
+    """A folder of this user. Not from the environment: guard and control process must find the same one."""
+    runtime = Path(f"/run/user/{os.getuid()}")
+    return runtime / "dovetail" if os.access(runtime, os.W_OK) else Path(f"/tmp/dovetail-{os.getuid()}")
 
 
 def _make_folder(folder: Path) -> None:

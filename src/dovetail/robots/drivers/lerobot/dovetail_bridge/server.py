@@ -28,6 +28,7 @@ PROTOCOL = 1
 _log = logging.getLogger("dovetail_bridge")
 _HELLO_S = 2.0  # an unknown client has this long to prove that it knows the token
 _HELLO_HEADER = 4096
+_HANDOVER_S = 1.5
 _MAX_CLIENTS = 16
 _STOP_WAIT_S = 0.3  # a STOP waits so long for a device that is in use
 _SEND_S = 2.0  # a client that does not read is dropped
@@ -113,15 +114,30 @@ class Server:
             return None
         role = hello.fields.get("role")
         if role == "control":
-            with self._clients_lock:
-                if self._control is not None:
-                    send(link, Message("error", {"error": "another process controls this device"}))
-                    return None
-                self._control = link
+            if not self._take_control(link):
+                send(link, Message("error", {"error": "another process controls this device"}))
+                return None
         elif role != "stop":
             return None
-        send(link, Message("ok", {"pid": os.getpid()}))
+        try:
+            send(link, Message("ok", {"pid": os.getpid()}))
+        except OSError:
+            if role == "control":
+                self._control = None
+            raise
         return str(role)
+
+    def _take_control(self, link: socket.socket) -> bool:
+        """Wait a moment for a client that has just gone: its arm is being held."""
+        deadline_s = time.monotonic() + _HANDOVER_S
+        while True:
+            with self._clients_lock:
+                if self._control is None:
+                    self._control = link
+                    return True
+            if time.monotonic() > deadline_s:
+                return False
+            time.sleep(0.02)
 
     def _serve_stop(self, link: socket.socket) -> None:
         link.settimeout(None)
@@ -142,10 +158,10 @@ class Server:
                 send(link, answer)
                 link.settimeout(None)
         finally:
-            with self._clients_lock:
-                self._control = None
             answer = self._guarded(self._stop)  # the client is gone: nothing may move on
             _log.info("the controlling client is gone: %s", answer.fields)
+            with self._clients_lock:
+                self._control = None
 
     def _guarded(self, call: Callable[[], Message]) -> Message:
         try:
