@@ -25,6 +25,7 @@ __all__ = ["LeRobotRobot"]
 
 _STOP_S = 1.0
 _AHEAD_NS = 1_000_000
+_MAX_SPEED_FACTOR = 5.0  # a joint that is pushed or falls may exceed its max_speed
 _SAME = 1e-4  # of an axis: LeRobot executed what was asked
 
 
@@ -40,6 +41,8 @@ class LeRobotRobot:
         self._link: BridgeLink | None = None
         self._lock = threading.Lock()  # held during a request
         self._frames: dict[str, Array] = {}  # the last one of each camera
+        self._seen: dict[str, Array] = {}  # the last numbers, and when they were measured
+        self._seen_ns = 0
         self._next_buffer: Callable[[str], Array] | None = None
 
     @property
@@ -152,6 +155,7 @@ class LeRobotRobot:
             raise self._wrong("an observation without its numbers")
         ours = (plan.value_scale * theirs + plan.value_offset).astype(np.float32)
         values: dict[str, Array] = {key: ours[part] for key, part in plan.slices.items()}
+        self._check_jump(values, time_ns)
         captured_ns = {}
         for name, shape in plan.cameras.items():
             frame = answer.arrays.get(name, self._frames.get(name))
@@ -163,6 +167,23 @@ class LeRobotRobot:
             self._frames[name] = values[name] = frame
             captured_ns[name] = stamp_ns
         return Observation(time_ns=min(time_ns, now_ns), values=values, captured_ns=captured_ns)
+
+    def _check_jump(self, values: dict[str, Array], time_ns: int) -> None:
+        """A joint cannot jump. The filter would hold the arm at a wrong measurement, and so move it there."""
+        seen, seen_ns = self._seen, self._seen_ns
+        self._seen, self._seen_ns = values, time_ns  # also if it is refused: a second one like it is true
+        passed_s = (time_ns - seen_ns) / 1e9 + 1.0 / self._config.control_hz
+        for part in self._layout.spec.parts:
+            if part.kind != "joint_target" or not seen:
+                continue
+            moved = np.abs(values[part.measured_key] - seen[part.measured_key])[part.measured_slice]
+            allowed = _MAX_SPEED_FACTOR * passed_s * np.array(part.max_speed)
+            if (moved > allowed).any():
+                axis = int(np.argmax(moved / allowed))
+                raise RobotError(
+                    f"'{part.names[axis]}' seems to have moved by {moved[axis]:.3g} {part.unit} in {passed_s:.3f} s, "
+                    f"more than {_MAX_SPEED_FACTOR:g} times its max_speed allows: check its wiring"
+                )
 
     def _wrong(self, what: str) -> RobotError:
         """An answer that does not follow the protocol: this connection cannot be trusted any more."""

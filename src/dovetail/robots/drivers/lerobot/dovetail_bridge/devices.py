@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from .discovery import DeviceError, lerobot_version, one_line
+from .feetech import check_lengths, drain
 from .wire import Array
 
 __all__ = ["Camera", "Robot", "Teleoperator"]
@@ -65,6 +66,7 @@ class _Device:
         Otherwise the motors would jump to the target of their last use, or to one of another calibration.
         """
         for bus in _buses(self._device):
+            check_lengths(bus)
             try:
                 bus.connect()
                 try:
@@ -90,22 +92,27 @@ class _Device:
             self._device.disconnect()
 
     def _check_buses(self) -> None:
-        """LeRobot's synchronous reads ignore error bits, and return 0 for a short answer."""
-        for bus in _buses(self._device):
-            for motor, data in dict(bus.sync_reader.data_dict).items():
-                if len(data) != bus.sync_reader.data_length:
-                    raise DeviceError(f"motor {motor} of {self._what} answered with {len(data)} bytes")
+        """LeRobot's synchronous reads ignore the error bits of the motors: ask one motor after the other."""
         if (now_s := time.monotonic()) < self._next_check_s:
             return
         self._next_check_s = now_s + _CHECK_S
         for bus in _buses(self._device):
             names = list(bus.motors)
             motor = names[self._num_checks % len(names)]
+            table = bus.model_ctrl_table[bus.motors[motor].model]
+            register = next((name for name in ("Status", "Hardware_Error_Status") if name in table), None)
             try:
-                bus.ping(motor, num_retry=2, raise_on_error=True)
+                bits = bus.read(register, motor, normalize=False, num_retry=2) if register else 0
             except Exception as error:  # ConnectionError, RuntimeError
                 raise DeviceError(f"motor '{motor}' of {self._what} reports: {one_line(error)}") from error
+            if bits:
+                raise DeviceError(f"motor '{motor}' of {self._what} reports the error bits {bits:#04x}")
         self._num_checks += 1
+
+    def drain(self) -> None:
+        """After a failed call: late answers must not be read as those to the next question."""
+        for bus in _buses(self._device):
+            drain(bus)
 
     def _numbers(self, values: Mapping[str, Any], keys: Sequence[str], what: str) -> Array:
         try:
@@ -214,19 +221,18 @@ class Robot(_Device):
         """Measure without the cameras: a lost camera must not prevent a stop."""
         cameras = vars(self._device).get("cameras")
         if not isinstance(cameras, dict):
-            return self._checked_positions()
+            return self._median_positions()
         self._device.cameras = {}
         try:
-            return self._checked_positions()
+            return self._median_positions()
         finally:
             self._device.cameras = cameras
 
-    def _checked_positions(self) -> dict[str, float]:
-        values = self._device.get_observation()
-        for bus in _buses(self._device):
-            if any(len(data) != bus.sync_reader.data_length for data in bus.sync_reader.data_dict.values()):
-                raise DeviceError("a motor sent a short answer")
-        return dict(zip(self._keys, self._numbers(values, self._keys, "the observation").tolist(), strict=True))
+    def _median_positions(self) -> dict[str, float]:
+        """Of three measurements, so that one wrong reading does not become a target."""
+        readings = [self._device.get_observation() for _ in range(3)]
+        numbers = [self._numbers(values, self._keys, "the observation") for values in readings]
+        return dict(zip(self._keys, np.median(numbers, axis=0).tolist(), strict=True))
 
 
 class Teleoperator(_Device):

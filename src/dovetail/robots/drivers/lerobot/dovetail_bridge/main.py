@@ -15,11 +15,13 @@ import os
 import signal
 import socket
 import sys
+import time
 from typing import Any
 
 __all__ = ["main"]
 
 VARIABLE = "DOVETAIL_BRIDGE"
+_LOCK_S = 2.0
 
 
 def main() -> None:
@@ -79,9 +81,11 @@ def _lock(folder: str, path: str) -> int:
         os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW,
         0o600,
     )
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
+    deadline_s = time.monotonic() + _LOCK_S
+    while not _try_lock(lock):
+        if time.monotonic() < deadline_s:  # a bridge that is ending
+            time.sleep(0.05)
+            continue
         pid = os.pread(lock, 32, 0).decode("ascii", "replace").strip()
         raise RuntimeError(
             f"{path} is used by another LeRobot bridge, process {pid}. End that run first"
@@ -89,3 +93,11 @@ def _lock(folder: str, path: str) -> int:
     os.ftruncate(lock, 0)
     os.pwrite(lock, f"{os.getpid()}\n".encode(), 0)
     return lock
+
+
+def _try_lock(lock: int) -> bool:
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True

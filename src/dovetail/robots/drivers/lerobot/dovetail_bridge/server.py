@@ -192,8 +192,15 @@ class Server:
             )
         try:
             return Message("ok", {"how": self._hold()})
+        except Exception:
+            self._drain()
+            raise
         finally:
             self._lock.release()
+
+    def _drain(self) -> None:
+        if isinstance(self._device, Robot | Teleoperator):
+            self._device.drain()
 
     def _hold(self) -> str:
         how: str = self._device.hold()
@@ -202,9 +209,13 @@ class Server:
 
     def _handle(self, message: Message) -> Message:
         with self._lock:
-            if self._must_hold and self._device is not None:
-                self._hold()
-            return self._handle_locked(message)
+            try:
+                if self._must_hold and self._device is not None:
+                    self._hold()
+                return self._handle_locked(message)
+            except Exception:
+                self._drain()
+                raise
 
     def _handle_locked(self, message: Message) -> Message:
         fields = message.fields
