@@ -84,7 +84,9 @@ def test_a_ping_by_hand():
 
 @settings(max_examples=100, deadline=None)
 @given(
-    st.lists(st.tuples(st.integers(0, 253), st.sampled_from([1, 2, 3, 0x82, 0x83]), st.binary(max_size=20)), max_size=5),
+    st.lists(
+        st.tuples(st.integers(0, 253), st.sampled_from([1, 2, 3, 0x82, 0x83]), st.binary(max_size=20)), max_size=5
+    ),
     st.binary(max_size=10).filter(lambda data: b"\xff" not in data),
     st.integers(1, 50),
 )

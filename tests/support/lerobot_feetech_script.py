@@ -31,7 +31,7 @@ def main() -> None:
         bus.write("P_Coefficient", "gripper", 16)
     found["torque"] = bus.sync_read("Torque_Enable")
     bus.disconnect()
-    print(json.dumps(found))
+    sys.stdout.write(json.dumps(found) + "\n")
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@ import tempfile
 from pathlib import Path
 
 import pytest
+
 from support.lerobot_arm import ArmFolder, end_bridges
 
 

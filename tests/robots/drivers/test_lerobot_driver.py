@@ -8,16 +8,17 @@ import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
-from support.lerobot_arm import CAMERA, FAKE, bridge_pid, follower_config, is_running, wait_for
 
 from dovetail.core.abilities import IndependentStop, UsesBuffers
 from dovetail.core.errors import ConfigError, RobotError
 from dovetail.robots.drivers.lerobot.driver import LeRobotRobot
 from dovetail.robots.drivers.lerobot.settings import LeRobotConfig
 from dovetail.testing import check_robot
+from support.lerobot_arm import CAMERA, FAKE, bridge_pid, follower_config, is_running, wait_for
 
 
 @pytest.fixture
@@ -55,7 +56,9 @@ def test_degrees_and_percent_become_radians_and_a_fraction(make, arm):
 def test_the_constructor_does_no_io_and_a_missing_interpreter_is_one_line(make, lerobot_root):
     robot = make(python="/nonexistent/python")
     assert robot.spec.action.shape == (6,) and list(lerobot_root.iterdir()) == []
-    with pytest.raises(RobotError, match="cannot start .*so101_follower.* with python '/nonexistent/python'") as caught:
+    with pytest.raises(
+        RobotError, match=r"cannot start .*so101_follower.* with python '/nonexistent/python'"
+    ) as caught:
         robot.observe()
     assert "\n" not in str(caught.value)
 
@@ -69,7 +72,9 @@ def test_connecting_never_asks_on_the_terminal_and_holds_at_once(make, arm):
 
 def test_a_calibration_mismatch_names_the_lerobot_command(make, arm):
     arm.set_state(calibrated=False)
-    with pytest.raises(RobotError, match=r"calibration .* Run: lerobot-calibrate --robot.type=so101_follower") as caught:
+    with pytest.raises(
+        RobotError, match=r"calibration .* Run: lerobot-calibrate --robot.type=so101_follower"
+    ) as caught:
         make(config={"id": "left"}).observe()
     assert "--robot.id=left" in str(caught.value) and f"--robot.port={arm.path}" in str(caught.value)
     assert arm.sent == []
@@ -89,7 +94,9 @@ def test_an_unknown_robot_lists_the_known_ones(make):
         observation={"x": ["a.pos"]},
         units={"a.pos": "1"},
     )
-    with pytest.raises(RobotError, match="has no robot 'so1001'. It has so100_follower, so101_follower, turntable"):
+    with pytest.raises(
+        RobotError, match=r"has no robot 'so1001'. It has so100_follower, so101_follower, turntable"
+    ):
         robot.observe()
 
 
@@ -177,10 +184,10 @@ def test_stop_after_a_killed_bridge_is_an_error(make):
     robot = make()
     robot.observe()
     os.kill(bridge_pid(robot), signal.SIGKILL)
-    with pytest.raises(RobotError, match="lost|closed"):
+    with pytest.raises(RobotError, match=r"lost|closed"):
         robot.observe()
     wait_for(lambda: not _accepts(robot))
-    with pytest.raises(RobotError, match="has crashed.*power switch"):
+    with pytest.raises(RobotError, match=r"has crashed.*power switch"):
         robot.stop()
     robot.observe()  # a new bridge
 
@@ -293,7 +300,7 @@ def test_a_client_without_the_token_gets_nothing(make, arm):
     robot.observe()
     token = robot._process._folder / "token"
     assert token.stat().st_mode & 0o777 == 0o600 and token.parent.stat().st_mode & 0o777 == 0o700
-    command = b"".join(open(f"/proc/{bridge_pid(robot)}/cmdline", "rb").read().split(b"\0"))
+    command = Path(f"/proc/{bridge_pid(robot)}/cmdline").read_bytes()
     assert token.read_bytes() not in command
     token.write_text("guess")
     with pytest.raises(RobotError, match="token is wrong"):
@@ -352,5 +359,5 @@ def test_the_bridge_does_not_inherit_our_python_path(make, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", "/ours")
     robot = make()
     robot.observe()
-    environment = open(f"/proc/{bridge_pid(robot)}/environ", "rb").read()
+    environment = Path(f"/proc/{bridge_pid(robot)}/environ").read_bytes()
     assert b"/ours" not in environment and str(FAKE).encode() in environment

@@ -8,17 +8,18 @@ import socket
 import struct
 import threading
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
-from support.lerobot_arm import CAMERA, bridge_pid, follower_config
 
 from dovetail.core.clock import RealClock
 from dovetail.core.errors import DovetailError, RobotError
 from dovetail.core.types import Observation
-from dovetail.robots.drivers.lerobot.driver import LeRobotRobot
 from dovetail.robots.drivers.lerobot.dovetail_bridge.wire import Message, WireError, encode, receive
+from dovetail.robots.drivers.lerobot.driver import LeRobotRobot
 from dovetail.robots.safety import SafeRobot, SafetyConfig
+from support.lerobot_arm import CAMERA, bridge_pid, follower_config, wait_for
 
 FEATURES = {f"{joint}.pos": "float" for joint in
             ("shoulder_pan", "shoulder_lift", "elbow_flex", "wrist_flex", "wrist_roll", "gripper")}  # fmt: skip
@@ -126,6 +127,11 @@ class RogueBridge:
         return data
 
 
+def observe_and_send(robot: LeRobotRobot) -> None:
+    robot.observe()
+    robot.send(np.zeros(6, np.float32))
+
+
 def drive(safe: SafeRobot, num_ticks: int) -> str | None:
     """Run ticks until a fault. Returns it."""
     for _ in range(num_ticks):
@@ -199,8 +205,7 @@ def test_a_wrong_answer_is_a_robot_error(arm, fault, at, message):
     bridge.fault, bridge.at = fault, at
     try:
         with pytest.raises(RobotError, match=message):
-            robot.observe()
-            robot.send(np.zeros(6, np.float32))
+            observe_and_send(robot)
         bridge.fault = None
         assert robot.observe().values["front"].shape == (24, 32, 3)  # connects again
     finally:
@@ -227,8 +232,7 @@ def test_a_fault_of_the_device_is_one_line_and_the_next_use_recovers(arm, words,
         robot.observe()
         arm.misbehave(**words)
         with pytest.raises(RobotError, match=message) as caught:
-            robot.observe()
-            robot.send(np.zeros(6, np.float32))
+            observe_and_send(robot)
         assert "\n" not in str(caught.value)
         arm.misbehave()
         robot.observe()
@@ -258,6 +262,7 @@ def test_a_paused_bridge_is_a_fault_in_time(arm):
         robot.observe()
         pid = bridge_pid(robot)
         os.kill(pid, signal.SIGSTOP)
+        wait_for(lambda: Path(f"/proc/{pid}/stat").read_text().split()[2] == "T")
         try:
             began_s = time.monotonic()
             with pytest.raises(RobotError, match="has not answered"):

@@ -5,11 +5,11 @@ import time
 
 import numpy as np
 import pytest
-from support.lerobot_arm import leader_config, wait_for
 
 from dovetail.core.abilities import Leader
 from dovetail.core.errors import ConfigError, RobotError
 from dovetail.robots.drivers.lerobot.teleoperator import LeRobotTeleoperator
+from support.lerobot_arm import leader_config, wait_for
 
 POSE = {"shoulder_pan": 90.0, "shoulder_lift": 0.0, "elbow_flex": -30.0, "wrist_flex": 0.0, "wrist_roll": 0.0,
         "gripper": 40.0}  # fmt: skip
@@ -99,7 +99,7 @@ def test_a_calibration_mismatch_names_the_lerobot_command(make, arm):
 def test_a_leader_without_units_is_refused(arm):
     with pytest.raises(ConfigError, match="needs `axes` and `units`"):
         LeRobotTeleoperator(leader_config(arm, teleoperator="koch_leader"))
-    with pytest.raises(ConfigError, match="no unit of 'a.pos'"):
+    with pytest.raises(ConfigError, match=r"no unit of 'a.pos'"):
         LeRobotTeleoperator(leader_config(arm, teleoperator="koch_leader", axes=["a"]))
     with pytest.raises(ConfigError, match="unknown unit"):
         LeRobotTeleoperator(leader_config(arm, teleoperator="koch_leader", axes=["a"], units={"a.pos": "x"}))

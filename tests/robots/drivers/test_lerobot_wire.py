@@ -23,7 +23,11 @@ ARRAYS = st.dictionaries(
 )
 FIELDS = st.dictionaries(
     st.text(max_size=8).filter(lambda key: key not in ("type", "arrays")),
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=20),
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(max_size=20),
     max_size=4,
 )
 

@@ -1,4 +1,4 @@
-"""The hardware of the miniature: a folder with the arm's state, a record of its commands, and the faults that a test asks for.
+"""The hardware of the miniature: a folder with the arm's state, its commands, and the faults that a test asks for.
 
 faults.json    {"observe": "raise", "send": "hang", ...}; words: raise, hang, slow, nan, missing, text, exit
 state.json     {"positions": {...}, "calibrated": true}

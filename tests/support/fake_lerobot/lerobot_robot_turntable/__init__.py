@@ -21,8 +21,8 @@ class Turntable:
         self.angle, self.speed, self.is_connected = config.angle_deg, 0.0, False
         self.is_calibrated = True
 
-    observation_features = {"angle.pos": float, "speed": float}
-    action_features = {"turn.vel": float}
+        self.observation_features = {"angle.pos": float, "speed": float}
+        self.action_features = {"turn.vel": float}
 
     def connect(self, calibrate=True):
         self.is_connected = True

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from typing import ClassVar
 
 import numpy as np
 
@@ -21,6 +22,8 @@ _LONGEST_STEP_S = 0.1  # between two calls of follow()
 
 class LeRobotTeleoperator:
     """A leader arm behind LeRobot. `follow` moves it by its own motors, slowly, if the device can."""
+
+    Config: ClassVar[type[LeRobotLeaderConfig]] = LeRobotLeaderConfig
 
     def __init__(self, config: LeRobotLeaderConfig) -> None:
         self._config = config

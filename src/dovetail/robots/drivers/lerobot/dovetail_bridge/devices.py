@@ -281,7 +281,6 @@ class Camera:
     def __init__(self, device: Any, *, what: str) -> None:
         self._device = device
         self._what = what
-        self._depth = False
 
     def features(self) -> dict[str, Any]:
         size = [self._device.height, self._device.width]
@@ -299,8 +298,11 @@ class Camera:
             self._device.disconnect()
 
     def read(self, *, timeout_s: float, depth: bool) -> tuple[dict[str, Any], dict[str, Array]]:
-        """Wait for a frame that was not read before."""
-        frame = np.asarray(self._device.async_read(timeout_ms=1e3 * timeout_s))
+        """Wait for a frame that was not read before. Empty: none came."""
+        try:
+            frame = np.asarray(self._device.async_read(timeout_ms=1e3 * timeout_s))
+        except TimeoutError:
+            return {}, {}
         time_ns = time.monotonic_ns()
         stamp_s = vars(self._device).get("latest_timestamp")
         captured_ns = int(stamp_s * 1e9) if isinstance(stamp_s, float) else time_ns

@@ -19,7 +19,12 @@ class MiniCameraConfig(CameraConfig):
 class MiniCamera:
     def __init__(self, config):
         self.config = config
-        self.fps, self.width, self.height, self.use_depth = config.fps, config.width, config.height, config.use_depth
+        self.fps, self.width, self.height, self.use_depth = (
+            config.fps,
+            config.width,
+            config.height,
+            config.use_depth,
+        )
         self.latest_frame = None
         self.latest_timestamp = None
         self._number = 0
