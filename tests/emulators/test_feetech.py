@@ -213,7 +213,7 @@ def test_faults_on_request(bus, line):
 
 
 def test_a_leader_is_moved_by_its_script():
-    config = FeetechEmulatorConfig(mode="leader", script="wave", script_period_s=1.0, script_amplitude=300)
+    config = FeetechEmulatorConfig(mode="leader", script="wave", script_period_s=1.0, script_amplitude=250)
     with FeetechEmulator(config) as bus:
         seen = []
         for _ in range(20):

@@ -242,7 +242,7 @@ def _observes(safe):
 
 
 def test_so101_leader_is_read_and_a_leader_of_this_version_cannot_follow(python, make_bus, tmp_path, lerobot_root):
-    bus = make_bus("lead", mode="leader", script="wave", script_period_s=2.0, script_amplitude=300)
+    bus = make_bus("lead", mode="leader", script="wave", script_period_s=2.0, script_amplitude=250)
     given = {
         "python": python,
         "imports": ["dovetail_lerobot_env"],

@@ -77,8 +77,8 @@ class FeetechEmulatorConfig(Config):
     """A follower falls without torque. A leader is moved by `script`."""
     script: Literal["none", "wave", "reach"] = "none"
     """How a person moves the leader: not at all, all joints by sine waves, or from pose to pose with stops."""
-    script_amplitude: float = Field(default=200.0, ge=0.0, le=600.0)
-    """Amplitude of the script in ticks; a turn has 4096."""
+    script_amplitude: float = Field(default=200.0, ge=0.0, le=270.0)
+    """Amplitude of the script in ticks; a turn has 4096. The gripper of `reach` opens and closes by 2.9 times as much."""
     script_period_s: float = Field(default=6.0, gt=0.0)
     """Period of the script in seconds."""
     link: str | None = None

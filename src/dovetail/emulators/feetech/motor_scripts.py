@@ -7,6 +7,7 @@ import math
 __all__ = ["scripted_shaft"]
 
 _POSES = ((0.0, 0.0, 0.0, 0.0, 0.0, 0.0), (0.6, 0.8, -0.5, 0.3, 0.0, 1.0), (-0.6, 0.4, 0.7, -0.4, 0.8, -1.0))
+_GRIPPER, _GRIPPER_FACTOR = 6, 2.9  # a person closes and opens it almost fully
 _MOVING = 0.6  # share of a pose's time in which the arm moves to the next one
 
 
@@ -20,5 +21,6 @@ def scripted_shaft(script: str, *, joint: int, time_s: float, amplitude: float) 
         here, there = _POSES[at][joint - 1], _POSES[(at + 1) % len(_POSES)][joint - 1]
         share = min((phase - at) / _MOVING, 1.0)
         smooth = 0.5 - 0.5 * math.cos(math.pi * share)
-        return amplitude * (here + (there - here) * smooth)
+        factor = _GRIPPER_FACTOR if joint == _GRIPPER else 1.0
+        return factor * amplitude * (here + (there - here) * smooth)
     return 0.0
