@@ -175,6 +175,24 @@ def test_stop_holds_the_measured_pose_with_torque(make, arm):
     assert len(arm.sent) > count and arm.sent[-1] == arm.sent[count - 1]  # the same targets: no creeping
 
 
+def test_a_lost_packet_is_measured_again_but_a_command_is_not_repeated(make, arm):
+    robot = make()
+    robot.observe()
+    arm.misbehave(observe="raise once")
+    robot.observe()
+    count = len(arm.sent)
+    arm.misbehave(send="raise once")
+    with pytest.raises(RobotError, match="no status packet"):
+        robot.send(np.zeros(6, np.float32))
+    assert len(arm.sent) == count
+    lossy = make(config={"id": "other"}, retries=0)
+    robot.close()
+    lossy.observe()
+    arm.misbehave(observe="raise once")
+    with pytest.raises(RobotError, match="no status packet"):
+        lossy.observe()
+
+
 def test_stop_without_a_bridge_starts_nothing(make, lerobot_root):
     make().stop()
     assert list(lerobot_root.iterdir()) == []

@@ -1,6 +1,6 @@
 """The hardware of the miniature: a folder with the arm's state, its commands, and the faults that a test asks for.
 
-faults.json    {"observe": "raise", "send": "hang", ...}; words: raise, hang, slow, nan, missing, text, exit
+faults.json    {"observe": "raise", "send": "hang", ...}; words: raise, "raise once", hang, slow, nan, missing, text, exit
 state.json     {"positions": {...}, "calibrated": true}
 events.jsonl   what was called, with its monotonic time
 """
@@ -41,6 +41,9 @@ class ArmFolder:
                 return None
             if word == "raise":
                 raise ConnectionError(f"Failed to {call}\nThere is no status packet!")
+            if word == "raise once":
+                (self._path / "faults.json").unlink()
+                raise ConnectionError(f"Failed to {call}: There is no status packet!")
             if word == "exit":
                 os._exit(9)
             if word == "slow":

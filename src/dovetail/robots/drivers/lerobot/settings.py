@@ -33,6 +33,8 @@ class BridgeConfig(Config):
     """Environment variables of the process, in addition to ours without PYTHON*."""
     timeout_s: float = Field(default=0.5, gt=0.0)
     """A missing answer is a fault after so many seconds."""
+    retries: int = Field(default=2, ge=0, le=10)
+    """A measurement with a communication error is repeated so often within `timeout_s`. Commands are never repeated."""
     start_timeout_s: float = Field(default=120.0, gt=0.0)
     """Longest time for importing LeRobot and connecting the device, in seconds."""
     linger_s: float = Field(default=10.0, ge=0.0)
@@ -60,6 +62,8 @@ class BridgeConfig(Config):
             "config": config,
             "imports": list(self.imports),
             "linger_s": self.linger_s,
+            "retries": self.retries,
+            "timeout_s": self.timeout_s,
             "release": release,
         }
 

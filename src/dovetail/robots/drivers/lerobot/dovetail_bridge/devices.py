@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -36,12 +36,25 @@ def _buses(device: Any, depth: int = 2) -> Iterator[Any]:
 class _Device:
     """What robots and teleoperators share: a connection that never asks on the terminal, and checks of the motors."""
 
-    def __init__(self, device: Any, *, what: str, calibrate_command: str) -> None:
+    def __init__(self, device: Any, *, what: str, calibrate_command: str, retries: int, timeout_s: float) -> None:
         self._device = device
+        self._retries, self._timeout_s = retries, timeout_s
         self._what = what
         self._calibrate = calibrate_command
         self._next_check_s = 0.0
         self._num_checks = 0
+
+    def measure(self, call: Callable[[], Any]) -> Any:
+        """Call; after a communication error again, a few times while the client waits. Buses lose packets now and then."""
+        deadline_s = time.monotonic() + 0.5 * self._timeout_s
+        for num_left in range(self._retries, -1, -1):
+            try:
+                return call()
+            except ConnectionError:
+                if not num_left or time.monotonic() > deadline_s:
+                    raise
+                self.drain()
+        raise AssertionError("unreachable")
 
     def connect(self) -> None:
         if self._device.is_connected:
@@ -128,8 +141,8 @@ class _Device:
 class Robot(_Device):
     """A LeRobot robot. `holds` says how each action key stands still: ["measured", key], ["value", x] or ["last", key]."""
 
-    def __init__(self, device: Any, *, what: str, calibrate_command: str) -> None:
-        super().__init__(device, what=what, calibrate_command=calibrate_command)
+    def __init__(self, device: Any, **facts: Any) -> None:
+        super().__init__(device, **facts)
         self._keys: list[str] = []
         self._holds: dict[str, list[Any]] = {}
         self._last_sent: dict[str, float] = {}
@@ -155,7 +168,7 @@ class Robot(_Device):
 
     def observe(self, cameras: Mapping[str, Sequence[int]]) -> tuple[dict[str, Any], dict[str, Array]]:
         """`cameras`: the expected shapes. A frame that was sent before is left out of the arrays."""
-        values = self._device.get_observation()
+        values = self.measure(self._device.get_observation)
         time_ns = time.monotonic_ns()
         self._check_buses()
         numbers = self._numbers(values, self._keys, "the observation")
@@ -230,7 +243,7 @@ class Robot(_Device):
 
     def _median_positions(self) -> dict[str, float]:
         """Of three measurements, so that one wrong reading does not become a target."""
-        readings = [self._device.get_observation() for _ in range(3)]
+        readings = [self.measure(self._device.get_observation) for _ in range(3)]
         numbers = [self._numbers(values, self._keys, "the observation") for values in readings]
         return dict(zip(self._keys, np.median(numbers, axis=0).tolist(), strict=True))
 
@@ -250,7 +263,7 @@ class Teleoperator(_Device):
         }
 
     def read(self, keys: Sequence[str]) -> tuple[dict[str, Any], dict[str, Array]]:
-        values = self._device.get_action()
+        values = self.measure(self._device.get_action)
         time_ns = time.monotonic_ns()
         self._check_buses()
         return {"time_ns": time_ns}, {"values": self._numbers(values, keys, "the action")}

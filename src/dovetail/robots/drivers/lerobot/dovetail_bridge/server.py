@@ -289,7 +289,13 @@ class Server:
         )
         command = f"lerobot-calibrate --{option}.type={type_name} {options}".strip()
         device = Robot if kind == "robot" else Teleoperator
-        return device(raw, what=what, calibrate_command=command)
+        return device(
+            raw,
+            what=what,
+            calibrate_command=command,
+            retries=settings["retries"],
+            timeout_s=settings["timeout_s"],
+        )
 
     def _end(self) -> None:
         """Hold and disconnect, but do not wait for a device that hangs."""
