@@ -79,7 +79,7 @@ def test_builtin_names_follow_one_pattern() -> None:
         (
             "robot",
             "franka",
-            "no robot named 'franka'. Valid: gym, sim. For your own class, write package.module:Class",
+            "no robot named 'franka'. Valid: gym, lerobot, sim. For your own class, write package.module:Class",
         ),
         ("taks", "x", "there is no plugin kind 'taks'. Did you mean 'task'?"),
         (

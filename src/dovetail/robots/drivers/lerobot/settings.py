@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from typing import Any
+from collections.abc import Collection
+from typing import Any, ClassVar
 
 from pydantic import Field, field_validator
 
@@ -22,6 +23,8 @@ _SO_HIGH_RAD = (1.92, 1.75, 1.69, 1.66, 2.74)  # the middle of the calibrated ra
 
 class BridgeConfig(Config):
     """The process that runs LeRobot, and how to talk to it."""
+
+    BASIC: ClassVar[Collection[str]] = ("python", "config")
 
     python: str = Field(min_length=1)
     """Interpreter of the environment in which LeRobot is installed, such as .venv-lerobot/bin/python."""
@@ -76,6 +79,8 @@ class BridgeConfig(Config):
 class LeRobotConfig(BridgeConfig):
     """A LeRobot robot."""
 
+    BASIC: ClassVar[Collection[str]] = ("robot", "control_hz")
+
     robot: str = Field(min_length=1)
     """LeRobot's type name, such as so101_follower, or that of an installed plugin."""
     control_hz: float = Field(default=30.0, gt=0.0)
@@ -106,6 +111,8 @@ class LeRobotConfig(BridgeConfig):
 
 class LeRobotLeaderConfig(BridgeConfig):
     """A LeRobot teleoperator, such as a leader arm."""
+
+    BASIC: ClassVar[Collection[str]] = ("teleoperator", "follow")
 
     teleoperator: str = Field(min_length=1)
     """LeRobot's type name, such as so101_leader, or that of an installed plugin."""

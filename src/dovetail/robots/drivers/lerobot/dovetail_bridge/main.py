@@ -70,7 +70,8 @@ def _device_files(config: Any) -> list[str]:
     """The device files that a config names, such as the port of a bus."""
     if isinstance(config, dict):
         return [path for value in config.values() for path in _device_files(value)]
-    return [os.path.realpath(config)] if isinstance(config, str) and config.startswith("/dev/") else []
+    path = os.path.realpath(config) if isinstance(config, str) else ""  # follows links to a port
+    return [path] if path.startswith("/dev/") else []
 
 
 def _lock(folder: str, path: str) -> int:
