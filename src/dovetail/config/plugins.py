@@ -54,6 +54,7 @@ BUILTIN: dict[str, dict[str, str]] = {
     "robot": {
         "sim": "dovetail.robots.sim.robot:SimRobot",
         "gym": "dovetail.robots.gym:GymRobot",
+        "lerobot": "dovetail.robots.drivers.lerobot.driver:LeRobotRobot",
         "remote": "dovetail.robots.drivers.remote.driver:RemoteRobot",
         "franka": "dovetail.robots.drivers.franka.driver:FrankaRobot",
         "franka_emulated": "dovetail.robots.drivers.franka.emulated:EmulatedFranka",
@@ -64,6 +65,7 @@ BUILTIN: dict[str, dict[str, str]] = {
         "video": "dovetail.robots.cameras.video:VideoCamera",
         "realsense": "dovetail.robots.cameras.realsense:RealsenseCamera",
         "ros_image": "dovetail.robots.cameras.ros_image:RosImageCamera",
+        "lerobot": "dovetail.robots.drivers.lerobot.camera:LeRobotCamera",
     },
     "operator": {
         "none": "dovetail.human.none:NoOperator",
@@ -76,7 +78,7 @@ BUILTIN: dict[str, dict[str, str]] = {
         "leader": "dovetail.human.leader:LeaderOperator",
         "several": "dovetail.human.several:SeveralOperators",
     },
-    "leader": {},
+    "leader": {"lerobot": "dovetail.robots.drivers.lerobot.teleoperator:LeRobotTeleoperator"},
     "actor": {
         "sequential": "dovetail.actor.actors:SequentialActor",
         "naive": "dovetail.actor.actors:NaiveActor",
@@ -130,6 +132,7 @@ _SETTINGS: dict[
         "franka": "dovetail.robots.drivers.franka.settings:FrankaConfig",
         "franka_emulated": "dovetail.robots.drivers.franka.settings:EmulatedFrankaConfig",
         "ros2": "dovetail.robots.drivers.ros2.settings:Ros2Config",
+        "lerobot": "dovetail.robots.drivers.lerobot.settings:LeRobotConfig",
     },
     "policy": {
         "gaussian_mlp": "dovetail.policies.settings:GaussianMLPConfig",

@@ -29,6 +29,7 @@ EMULATORS: dict[str, str] = {  # name: module:Class
     "igris_b": "dovetail.emulators.igris_b.emulator:IgrisBEmulator",
     "camera": "dovetail.emulators.camera.server:CameraEmulator",
     "franka": "dovetail.emulators.franka.emulator:FrankaEmulator",
+    "feetech": "dovetail.emulators.feetech.emulator:FeetechEmulator",
 }
 
 READY = "ready"  # the last line that `dovetail emulate` prints before it waits

@@ -1,0 +1,24 @@
+import shutil
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from support.lerobot_arm import ArmFolder, end_bridges
+
+
+@pytest.fixture
+def lerobot_root(monkeypatch):
+    """A folder of its own for the sockets of LeRobot bridges; they are ended after the test."""
+    root = Path(tempfile.mkdtemp(prefix="dv-", dir="/tmp"))
+    monkeypatch.setattr("dovetail.robots.drivers.lerobot._client._root", lambda: root)
+    yield root
+    end_bridges(root)
+    shutil.rmtree(root)
+
+
+@pytest.fixture
+def arm(tmp_path, lerobot_root):
+    folder = tmp_path / "arm"
+    folder.mkdir()
+    return ArmFolder(folder)
