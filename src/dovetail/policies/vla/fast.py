@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -105,7 +105,7 @@ class FastPi0:
         sizes, network = self._sizes, self._network
         x = self._vision_start(network.vision, images)
         for layer in network.vision.layers:
-            x = self._vision_layer(layer, x)
+            x = self._vision_layer(cast(VisionLayer, layer), x)
         x = self._vision_end(network.vision, x, len(images))
         x, bias, where, after = self._embed(network, x, camera_mask, tokens, token_mask)
         num_prefix = x.shape[1]
