@@ -26,7 +26,7 @@ from torch.nn import functional
 from dovetail.policies.vla.sizes import Pi0Sizes
 from dovetail.policies.vla.transformers import GemmaLayer, RMSNorm, Rotation, VisionTower, attend, rotation
 
-__all__ = ["Pi0Network", "Prefix"]
+__all__ = ["Pi0Network", "Prefix", "layers_of"]
 
 
 class Prefix(NamedTuple):
@@ -65,7 +65,7 @@ class Pi0Network(nn.Module):
         """Read images [B, C, 3, S, S] in [-1, 1], prompt tokens [B, L] and the normalized state [B, state_size].
 
         The masks [B, C] and [B, L] are false for absent cameras and for padding."""
-        x = torch.cat((self._embed_images(images), self._embed_prompt(tokens)), dim=1)  # [B, P, W]
+        x = torch.cat((self._embed_images(images), self.embed_prompt(tokens)), dim=1)  # [B, P, W]
         mask = torch.cat((camera_mask.repeat_interleave(self.sizes.vision.num_patches, dim=1), token_mask), dim=1)
         bias = torch.zeros_like(mask, dtype=torch.float32).masked_fill(~mask, -math.inf)[:, None, None]
         where = rotation(mask.cumsum(1) - 1, head_size=self.sizes.text.head_size)
@@ -76,15 +76,24 @@ class Pi0Network(nn.Module):
         """The velocity, float32, of noisy actions x [B, H, A]. `time` [B or 1, W] comes from `embed_times`.
 
         Without gradients, the action tokens' keys and values are written behind those of the prefix, in place."""
-        width = self.sizes.expert.width
-        tokens = functional.linear(self.action_in(x.to(self.dtype)), self.action_time_in.weight[:, :width])
-        tokens = self.action_time_out(functional.silu(tokens + time[:, None]))
+        tokens = self.action_tokens(x, time)
         for layer, cached_keys, cached_values in zip(
-            _layers(self.expert_layers), prefix.keys, prefix.values, strict=True
+            layers_of(self.expert_layers), prefix.keys, prefix.values, strict=True
         ):
             q, k, v = layer.project(tokens, prefix.where)
             keys, values = _append(cached_keys, k), _append(cached_values, v)
             tokens = layer.finish(tokens, attend(q, keys, values, prefix.bias))
+        return self.action_velocity(tokens)
+
+    def action_tokens(self, x: Tensor, time: Tensor) -> Tensor:
+        """Noisy actions as tokens [B, H, W] of the expert."""
+        width = self.sizes.expert.width
+        tokens = functional.linear(self.action_in(x.to(self.dtype)), self.action_time_in.weight[:, :width])
+        found: Tensor = self.action_time_out(functional.silu(tokens + time[:, None]))
+        return found
+
+    def action_velocity(self, tokens: Tensor) -> Tensor:
+        """The velocity, float32, from the expert's tokens after its last layer."""
         velocity: Tensor = self.action_out(self.expert_norm(tokens))
         return velocity.float()
 
@@ -104,13 +113,13 @@ class Pi0Network(nn.Module):
         embedded: Tensor = self.vision(images.flatten(0, 1))
         return embedded.view(len(images), -1, embedded.shape[-1])
 
-    def _embed_prompt(self, tokens: Tensor) -> Tensor:
+    def embed_prompt(self, tokens: Tensor) -> Tensor:
         embedded: Tensor = self.embedding(tokens)
         return embedded * embedded.new_full((), self.sizes.text.width**0.5)  # rounded as the weights are
 
     def _read(self, x: Tensor, where: Rotation, bias: Tensor) -> list[tuple[Tensor, Tensor]]:
         """Keys and values of images and prompt, [B, K, P, D] for each layer. All of these tokens attend to each other."""
-        *layers, last = _layers(self.text_layers)
+        *layers, last = layers_of(self.text_layers)
         found = []
         for layer in layers:
             q, k, v = layer.project(x, where)
@@ -129,7 +138,7 @@ class Pi0Network(nn.Module):
         x = self.state_in(state.to(self.dtype))[:, None]
         num = bias.shape[-1]
         all_keys, all_values = [], []
-        *layers, last = _layers(self.expert_layers)
+        *layers, last = layers_of(self.expert_layers)
         for layer, (keys, values) in zip(layers, keys_values, strict=False):
             q, k, v = layer.project(x, where)
             all_keys.append(self._with_room(keys, k))
@@ -148,7 +157,7 @@ class Pi0Network(nn.Module):
         return functional.pad(torch.cat((of_prefix, of_state), dim=2), (0, 0, 0, self.sizes.horizon))
 
 
-def _layers(modules: nn.ModuleList) -> list[GemmaLayer]:
+def layers_of(modules: nn.ModuleList) -> list[GemmaLayer]:
     return cast("list[GemmaLayer]", list(modules))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from importlib.util import find_spec
 from typing import NamedTuple
 
 import torch
@@ -13,6 +14,8 @@ from dovetail.policies.settings import GuidanceConfig
 from dovetail.policies.vla.pi0_network import Pi0Network, Prefix
 
 __all__ = ["Commitment", "Inputs", "Parts", "Sampler", "compiled_parts"]
+
+_FEW_TOKENS = 128  # actions of a batch; more are large products, which torch computes faster
 
 
 class Inputs(NamedTuple):
@@ -38,14 +41,19 @@ class Parts(NamedTuple):
 
     prefix: Callable[..., Prefix]
     velocity: Callable[[Tensor, Tensor, Prefix], Tensor]
+    sample: Callable[[Inputs, Tensor], Tensor] | None = None
+    """Whole chunks of small batches without guidance, from inputs and embedded times, if there is a faster way."""
 
 
 def compiled_parts(network: Pi0Network) -> Parts:
-    """They compile at their first call with each batch size, with and without gradients."""
-    return Parts(
-        torch.compile(network.prefix, dynamic=False, fullgraph=True),
-        torch.compile(network.velocity, dynamic=False, fullgraph=True),
-    )
+    """They compile at their first call with each batch size, with and without gradients. With Triton and one key head, most
+    of them are kernels of our own."""
+    if network.sizes.text.num_kv_heads == 1 and find_spec("triton") is not None:
+        from dovetail.policies.vla.fast import fast_parts
+
+        return fast_parts(network)
+    velocity = torch.compile(network.velocity, dynamic=False, fullgraph=True)
+    return Parts(torch.compile(network.prefix, dynamic=False, fullgraph=True), velocity)
 
 
 class Sampler:
@@ -65,7 +73,7 @@ class Sampler:
         guidance: GuidanceConfig | None = None,
     ) -> None:
         self._network, self._num_steps = network, num_steps
-        self._prefix, self._velocity = parts or Parts(network.prefix, network.velocity)
+        self._parts = parts or Parts(network.prefix, network.velocity)
         self._guidance = guidance or GuidanceConfig()
         self._is_graph = graph
         self._graphs: dict[tuple[int, bool], _Graph] = {}
@@ -82,13 +90,16 @@ class Sampler:
 
     def _sample(self, inputs: Inputs, commitment: Commitment | None) -> Tensor:
         num, x = self._num_steps, inputs.noise
-        prefix = self._prefix(*inputs[:-1])
         times = 1.0 - torch.arange(num, device=x.device) / num  # 1 is noise
         embedded = self._network.embed_times(times)
+        whole = self._parts.sample
+        if whole is not None and commitment is None and x.shape[0] * x.shape[1] <= _FEW_TOKENS:
+            return whole(inputs, embedded)
+        prefix = self._parts.prefix(*inputs[:-1])
         for step in range(num):
             time = embedded[step : step + 1]
             if commitment is None:
-                x = x - self._velocity(x, time, prefix) / num
+                x = x - self._parts.velocity(x, time, prefix) / num
             else:
                 x = x + self._guided(x, step / num, time, prefix, commitment) / num
         return x
@@ -96,7 +107,7 @@ class Sampler:
     def _guided(self, x: Tensor, t: float, time: Tensor, prefix: Prefix, commitment: Commitment) -> Tensor:
         """The velocity towards the actions: guidance counts time from noise to actions, and pi0 the other way."""
         return guided_velocity(
-            lambda x, _: -self._velocity(x, time, prefix),
+            lambda x, _: -self._parts.velocity(x, time, prefix),
             x,
             t,
             target=commitment.target,

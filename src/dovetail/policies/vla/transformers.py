@@ -14,7 +14,7 @@ from torch.nn import functional
 
 from dovetail.policies.vla.sizes import GemmaSizes, VisionSizes
 
-__all__ = ["GemmaLayer", "RMSNorm", "Rotation", "VisionTower", "attend", "rotation"]
+__all__ = ["GemmaLayer", "RMSNorm", "Rotation", "VisionLayer", "VisionTower", "attend", "rotation"]
 
 _ROPE_BASE = 10_000.0
 _EPSILON = 1e-6
@@ -36,12 +36,17 @@ class VisionTower(nn.Module):
         self.out = nn.Linear(sizes.width, out)
 
     def forward(self, images: Tensor) -> Tensor:
-        patches = functional.pixel_unshuffle(images.to(self.position.dtype), self._patch)  # [N, 3 p p, s, s]
-        x = functional.linear(patches.flatten(2).mT, self.patch.weight.flatten(1), self.patch.bias) + self.position
+        x = self.embed(images)
         for layer in self.layers:
             x = layer(x)
         tokens: Tensor = self.out(self.norm(x))
         return tokens
+
+    def embed(self, images: Tensor) -> Tensor:
+        """Patches [N, P, W] before the first layer."""
+        patches = functional.pixel_unshuffle(images.to(self.position.dtype), self._patch)  # [N, 3 p p, s, s]
+        weight, bias = self.patch.weight.flatten(1), self.patch.bias
+        return functional.linear(patches.flatten(2).mT, weight, bias) + self.position
 
 
 class VisionLayer(nn.Module):
@@ -60,8 +65,8 @@ class VisionLayer(nn.Module):
         q, k, v = qkv.permute(2, 0, 3, 1, 4)
         attended = functional.scaled_dot_product_attention(q, k, v)
         x = x + self.attention_out(attended.transpose(1, 2).flatten(2))
-        hidden = functional.gelu(self.mlp_in(self.mlp_norm(x)), approximate="tanh")
-        mlp: Tensor = self.mlp_out(hidden)
+        hidden = functional.linear(self.mlp_norm(x), self.mlp_in.weight) + self.mlp_in.bias  # fused with gelu
+        mlp: Tensor = self.mlp_out(functional.gelu(hidden, approximate="tanh"))
         return x + mlp
 
 
