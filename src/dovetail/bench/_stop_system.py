@@ -83,6 +83,12 @@ def wait_for(condition: Callable[[], Any], *, timeout_s: float, what: str) -> An
     return value
 
 
+def _take_terminal() -> None:
+    """Ctrl-C and a lost terminal reach this process, even if the bench itself runs under `nohup`."""
+    fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+
 class StopSystem:
     """`dovetail run` in a terminal of its own, with a console and one process for each arm."""
 
@@ -154,7 +160,7 @@ class StopSystem:
             stdout=self._output,
             stderr=subprocess.STDOUT,
             start_new_session=True,
-            preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),  # Ctrl-C and a lost terminal reach it
+            preexec_fn=_take_terminal,
         )
         os.close(slave)
         self._stack.callback(self.process.wait)

@@ -43,7 +43,7 @@ def every_place() -> list[Case]:
     """Each place and layout with every source that does not end the run and one that does. The arms take turns."""
     chosen = []
     for number, (place, layout) in enumerate(itertools.product((NOT_STUCK, *PLACES), LAYOUTS)):
-        ending = ENDING[number % len(ENDING)]
+        ending = ENDING[(number + number // len(LAYOUTS)) % len(ENDING)]  # each layout gets all of them
         for turn, source in enumerate(source for source in SOURCES if source not in ENDING or source == ending):
             arm = ARMS[(number // len(LAYOUTS) + turn) % len(ARMS)] if layout == "Ray" else ARMS[0]
             case = Case(place=place, source=source, layout=layout, arm=arm)

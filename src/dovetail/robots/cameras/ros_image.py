@@ -63,7 +63,7 @@ class RosImageCamera(ThreadedCamera):
         width, height = config.size
         depth = ArraySpec(shape=(height, width, 1), dtype="uint16")
         spec = {f"{name}_depth": depth} if config.depth else {name: image_spec(config)}
-        super().__init__(name=name, spec=spec, timeout_s=config.timeout_s)
+        super().__init__(name=name, spec=spec, start_timeout_s=2 * config.timeout_s)
         self._config = config
         self._key = next(iter(spec))
 
