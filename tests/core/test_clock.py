@@ -25,7 +25,7 @@ def test_realtime_simulation_does_not_run_ahead():
     clock = SimulatedClock(realtime=True)
     started_s = time.monotonic()
     clock.sleep_until(30_000_000)
-    assert time.monotonic() - started_s >= 0.03
+    assert time.monotonic() - started_s >= 0.0299  # the clock started a moment before
 
 
 def test_lost_time_is_not_made_up():

@@ -356,7 +356,7 @@ def known_settings():
     known = set(settings_of(load(["peg-insertion"]).model_dump(mode="json")))
     sections = {kind: section for section, kind in SECTION_KINDS.items()}
     for plugin in list_plugins():
-        if plugin.error is None:
+        if plugin.error is None and plugin.kind in sections:  # advice never touches cameras and leaders
             model = config_model(resolve(plugin.kind, plugin.name))
             known |= {f"{sections[plugin.kind]}.{field}" for field in model.model_fields}
     return known

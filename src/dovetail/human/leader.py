@@ -43,7 +43,7 @@ _SQUEEZED, _OPEN = 0.15, 0.4  # share of the gripper's range
 class LeaderConfig(Config):
     """A leader arm."""
 
-    BASIC: ClassVar[Collection[str]] = ("leader", "key", "handover")
+    BASIC: ClassVar[Collection[str]] = ("leader", "handover")
 
     leader: dict[str, Any]
     """The leader, as a section with `type`: a leader plugin, or any robot."""

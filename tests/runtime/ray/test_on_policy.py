@@ -47,7 +47,7 @@ def ended(role: OnPolicyRole) -> str | None:
 def test_stopped_role_saves_and_another_process_continues(tmp_path: Path) -> None:
     """The role without Ray: all its state is in the folder."""
     (tmp_path / "ppo.yaml").write_text(PPO_RUN)
-    path = RunFolder.create(tmp_path / "run", load([tmp_path / "ppo.yaml"], ["run.env_steps=640"])).path
+    path = RunFolder.create(tmp_path / "run", load([tmp_path / "ppo.yaml"], ["run.env_steps=6400"])).path
     first = OnPolicyRole("on_policy", path=path, live=False)
     first.start(None)
     while not first.report()["updates"]:
@@ -55,7 +55,7 @@ def test_stopped_role_saves_and_another_process_continues(tmp_path: Path) -> Non
     first.stop()
     assert ended(first) == "interrupted"
     before = int(load_checkpoint(path / "checkpoints" / "last")[0]["practice/counters"][0])
-    assert 0 < before < 10
+    assert 0 < before < 100
     first._lock_file.close()
     second = OnPolicyRole("on_policy", path=path, live=False)
     second.start(None)
@@ -63,7 +63,7 @@ def test_stopped_role_saves_and_another_process_continues(tmp_path: Path) -> Non
     assert ended(second) == "done"
     assert second.report()["doing"] == "evaluating: after"
     counters = load_checkpoint(path / "checkpoints" / "last")[0]["practice/counters"]
-    assert (int(counters[0]), int(counters[1])) == (10, 640)
+    assert (int(counters[0]), int(counters[1])) == (100, 6400)
 
 
 def started(tmp_path: Path, *settings: str, **more: str) -> subprocess.Popen[str]:

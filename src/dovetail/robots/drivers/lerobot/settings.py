@@ -79,7 +79,7 @@ class BridgeConfig(Config):
 class LeRobotConfig(BridgeConfig):
     """A LeRobot robot."""
 
-    BASIC: ClassVar[Collection[str]] = ("robot", "control_hz")
+    BASIC: ClassVar[Collection[str]] = ("robot",)
 
     robot: str = Field(min_length=1)
     """LeRobot's type name, such as so101_follower, or that of an installed plugin."""
