@@ -29,7 +29,7 @@ TINY = (
     "task.time_limit_s=40.0",
 )
 
-EMULATED = ("igris-b",)  # they need an emulator: see test_emulated_recipes.py
+EMULATED = ("igris-b", "so101")  # they need an emulator: see test_emulated_recipes.py
 
 
 def test_every_task_has_a_recipe():
@@ -90,7 +90,11 @@ def test_recipe_runs(cli, tmp_path, weights, classifier, emulator, recipe):
         "peg-insertion-images": (weights,),
         "peg-insertion-classifier": classifier,
         "franka-peg-emulated": emulator,
-        "table": ("operator={type: 'support.table_person:TablePerson'}", "robot.realtime=false"),
+        "table": (
+            "operator={type: 'support.table_person:TablePerson'}",
+            "robot.realtime=false",
+            "actor.layout=one_process",
+        ),
     }
     more = needs.get(recipe, ())
     result = cli(

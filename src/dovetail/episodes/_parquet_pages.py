@@ -91,8 +91,10 @@ class ParquetSizes:
     def _chunks(self, columns: Collection[dict[int, Any]], lengths: list[Any]) -> list[_Chunk]:
         found = []
         for index, column in enumerate(columns):
-            data = column.get(3)
-            if data is None or 1 in column or index >= len(lengths):  # 1: the data is in another file
+            data = _structure(column).get(3)
+            if (
+                not isinstance(data, dict) or 1 in column or index >= len(lengths)
+            ):  # 1: the data is in another file
                 raise ValueError("damaged metadata of a column")
             path, kind, start = data.get(3), data.get(1), _count(data.get(9))
             if not path or kind is None:
@@ -122,7 +124,7 @@ class ParquetSizes:
                 entry_bytes = size  # of all entries together, so of one at most
             if kind not in (_DATA, _DATA_V2):
                 continue
-            header = page.get(5 if kind == _DATA else 8) or {}
+            header = _structure(page.get(5 if kind == _DATA else 8))
             count, encoding = _count(header.get(1)), header.get(2 if kind == _DATA else 4)
             if encoding not in _ALLOWED:
                 raise ValueError(f"a page has encoding {encoding}, which is not supported")
@@ -148,4 +150,10 @@ class ParquetSizes:
 def _count(value: object) -> int:
     if not isinstance(value, int) or value < 0:
         raise ValueError("damaged metadata: a size is missing or negative")
+    return value
+
+
+def _structure(value: object) -> dict[int, Any]:
+    if not isinstance(value, dict):
+        raise ValueError("damaged metadata: a structure is missing")
     return value

@@ -42,6 +42,8 @@ class FakeArmConfig(Config):
     """Control ticks per second."""
     image_size: tuple[int, int] | None = None
     """Width and height of a camera `front` in pixels. Null: no camera."""
+    max_jump_m: float | None = None
+    """Longest distance that a reset may set the arm apart, for an arm whose speed a guard measures. Null: any."""
 
 
 class FakeArm:
@@ -104,6 +106,9 @@ class FakeArm:
 
     def place(self, state: _Vector, goal: _Vector) -> None:
         """Set state and goal at reset."""
+        if (longest := self._config.max_jump_m) is not None:
+            jump = state - self._motion.state
+            state = self._motion.state + jump * min(1.0, longest / max(float(np.linalg.norm(jump)), 1e-9))
         self._motion.place(state, goal)
         self.gripper = 1.0
 

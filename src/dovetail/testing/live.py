@@ -30,6 +30,9 @@ from dovetail.testing.fakes import FakeArm, FakeArmConfig
 __all__ = ["FaultyPolicy", "FaultyPolicyConfig", "JournalNote", "LiveArm", "LiveArmConfig", "read_journal"]
 
 
+_MAX_JUMP_M = 0.1  # of a reset: more within the guard's window would be a runaway arm
+
+
 class LiveArmConfig(Config):
     """A fake arm on the real clock."""
 
@@ -86,7 +89,7 @@ class LiveArm:
 
     def __init__(self, config: LiveArmConfig, *, task: Task | None = None) -> None:
         self._config = config
-        self._arm = FakeArm(FakeArmConfig(control_hz=config.control_hz), task=task)
+        self._arm = FakeArm(FakeArmConfig(control_hz=config.control_hz, max_jump_m=_MAX_JUMP_M), task=task)
         observation = dict(self._arm.spec.observation)
         if config.image_size is not None:
             width, height = config.image_size

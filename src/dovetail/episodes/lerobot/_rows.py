@@ -26,7 +26,7 @@ __all__ = [
 
 _PLAIN = [field.name for field in fields(Episode) if field.name not in ("robot", "segments")]
 IMPORTED = "imported"  # labeler of imported labels
-_MAX_CHARS, _MAX_NUMBER = 10_000, 9 * 10**18
+_MAX_CHARS, _MAX_NUMBER = 10_000, 2**63
 _OUTCOMES = {"purpose": Purpose, "outcome": Outcome, "judgement": Outcome}
 
 
