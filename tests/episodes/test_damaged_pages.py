@@ -15,13 +15,13 @@ def test_page_whose_header_is_not_a_structure_is_refused():
     whole = sink.getvalue()
     refused = 0
     for place in range(4, 40):  # the header of the first page
-        for value in (0x18, 0x58, 0x88):  # Thrift's binary type, as the next field or one further
+        for value in range(256):
             damaged = bytearray(whole)
             damaged[place] = value
             try:
                 ParquetSizes(io.BytesIO(bytes(damaged))).check(columns=["a"])
             except ValueError:
                 refused += 1
-    assert refused > 10
+    assert refused > 1000
     with pytest.raises(ValueError, match="Parquet"):
         ParquetSizes(io.BytesIO(b"no")).check(columns=["a"])

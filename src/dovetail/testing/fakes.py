@@ -52,6 +52,7 @@ class FakeArm:
     Config: ClassVar[type[FakeArmConfig]] = FakeArmConfig
 
     def __init__(self, config: FakeArmConfig, *, task: Task | None = None) -> None:
+        self._max_jump_m = config.max_jump_m
         observation = {
             "ee_pose": ArraySpec(shape=(7,), names=("x", "y", "z", "qw", "qx", "qy", "qz")),
             "gripper": ArraySpec(shape=(1,)),
@@ -106,7 +107,7 @@ class FakeArm:
 
     def place(self, state: _Vector, goal: _Vector) -> None:
         """Set state and goal at reset."""
-        if (longest := self._config.max_jump_m) is not None:
+        if (longest := self._max_jump_m) is not None:
             jump = state - self._motion.state
             state = self._motion.state + jump * min(1.0, longest / max(float(np.linalg.norm(jump)), 1e-9))
         self._motion.place(state, goal)
