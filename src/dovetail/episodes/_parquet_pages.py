@@ -126,7 +126,7 @@ class ParquetSizes:
                 continue
             header = _structure(page.get(5 if kind == _DATA else 8))
             count, encoding = _count(header.get(1)), header.get(2 if kind == _DATA else 4)
-            if encoding not in _ALLOWED:
+            if not isinstance(encoding, int) or encoding not in _ALLOWED:
                 raise ValueError(f"a page has encoding {encoding}, which is not supported")
             num_values += count
             from_dictionary = encoding in (_PLAIN_DICTIONARY, _RLE_DICTIONARY)
