@@ -46,7 +46,7 @@ _SECTIONS = {  # anywhere in a config: these keys name plugins
     "algorithm": "algorithm",
 }
 _WITHOUT_DEVICE: dict[str, frozenset[str]] = {
-    # All settings of the others may name programs, servers, devices and files. Kinds that are absent: each setting is checked.
+    # Others of these kinds may name programs, servers, devices and files in any setting.
     "robot": frozenset({"sim", "gym"}),
     "camera": frozenset(),
     "leader": frozenset(),
