@@ -27,7 +27,6 @@ from support.remote_arm import connected, emulated, wait_until
 def arm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """An emulated arm, and the config file of its user."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     with emulated(control_hz=20.0, cameras=["front"], token_file=str(tmp_path / "robot.token")) as emulator:
         settings = emulator.robot_settings(timeout_s=5.0, max_clock_error_s=1.0)
         Path("arm.yaml").write_text(yaml.safe_dump({"robot": {"type": "remote", **settings}}))
@@ -127,6 +126,35 @@ def test_move_is_refused_while_a_run_moves_the_arm(arm, capsys) -> None:
     assert "moves this 'remote' robot already" in capsys.readouterr().err
     lock.close()
     assert arm.arm.commands == []
+
+
+RUN = {
+    "task": {"type": "table", "prompt": "move", "time_limit_s": 5},
+    "operator": {"type": "support.demonstrating_person:Person"},
+    "actor": {"type": "sequential", "layout": "processes"},
+    "policy": {"type": "gaussian_mlp", "inputs": ["joint_pos", "gripper"]},
+    "algorithm": "imitation",
+}
+
+
+def test_run_is_refused_in_one_line_while_move_moves_the_arm(arm, capsys) -> None:
+    command = [sys.executable, "-m", "dovetail.cli", "robot", "move", "arm.yaml", "--part", "arm", "--axis", "1"]
+    process = subprocess.Popen(
+        [*command, "--by", "2", "--speed", "0.02", "--yes"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    try:
+        assert wait_until(lambda: arm.arm.position()[0] > 0.0, timeout_s=60.0)
+        robot = yaml.safe_load(Path("arm.yaml").read_text())["robot"]
+        Path("run.yaml").write_text(yaml.safe_dump({**RUN, "robot": {**robot, "timeout_s": 4.0}}))
+        capsys.readouterr()
+        assert main(["collect", "run.yaml", "--demos", "1", "--name", "demos", "--quiet"]) == 1
+        error = capsys.readouterr().err
+        assert f"error: process {process.pid} moves this 'remote' robot already. End it first" in error
+        assert error.count("\n") == 1, error
+        assert process.poll() is None
+    finally:
+        process.send_signal(signal.SIGINT)
+        process.wait(30)
 
 
 @pytest.mark.parametrize(("answer", "num_expected"), [(b"n\n", 0), (b"y\n", 1)])

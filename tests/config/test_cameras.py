@@ -90,8 +90,9 @@ def test_arm_has_its_own_cameras() -> None:
 @pytest.mark.parametrize(
     ("cameras", "named"),
     [
-        ({"front": {**FRONT}}, "a server"),
-        ({"front": {"type": "v4l2", "device": "/dev/video0"}}, "a device"),
+        ({"front": {**FRONT}}, "the camera 'video'"),
+        ({"front": {"type": "v4l2", "device": "/dev/video0"}}, "the camera 'v4l2'"),
+        ({"front": "realsense"}, "the camera 'realsense'"),
         ({"front": {"type": "evil:Camera"}}, "the camera 'evil:Camera'"),
         ({"front": "evil:Camera"}, "the camera 'evil:Camera'"),
     ],

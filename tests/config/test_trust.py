@@ -6,14 +6,22 @@ import hashlib
 import os
 import subprocess
 import sys
+import typing
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
 
 from dovetail.config import _trust_key
+from dovetail.config import load as loading
 from dovetail.config import trust as trusting
 from dovetail.config._trust_key import key_file, make_key
 from dovetail.config.load import load, load_saved, save
+from dovetail.config.model import Config, nested_models
+from dovetail.config.plugins import BUILTIN, settings_of
+from dovetail.config.schema import RunConfig
 from dovetail.config.trust import MARK, is_trusted, mark_trusted
 from dovetail.core.errors import ConfigWarning, PluginError, RunFolderError
 
@@ -163,3 +171,109 @@ def test_without_a_writable_home_a_run_is_trusted_in_its_process_only(
         load_saved(tmp_path / "run")
     with pytest.raises(RunFolderError, match=r"cannot trust .*trust.key: Not a directory"):
         mark_trusted(tmp_path / "run")
+
+
+# ---- what a stored config may name
+
+HARMLESS_TEXTS = {
+    # names of observations, cameras, axes, metrics and action parts
+    *(
+        "action_axes",
+        "ee_pose_key",
+        "gripper_key",
+        "images",
+        "inputs",
+        "joint_key",
+        "metric",
+        "part",
+        "reference_key",
+    ),
+    *("relative_axes", "rename", "render_key", "state", "state_axes", "success_key", "video_camera"),
+    *("ask", "prompt"),  # texts that are shown
+    "device",  # cpu, auto or cuda
+    "id",  # of a Gymnasium environment; one with a module is code, which is refused
+    "machine",  # a key of `machines`, which are refused
+    "model",  # its name, at the server that is refused
+}
+
+
+def _texts(model: type[Config], path: str) -> Iterator[str]:
+    """The settings of a model that take any text."""
+    for name, field in model.model_fields.items():
+        for inner in nested_models(field.annotation):
+            yield from _texts(inner, f"{path}.{name}")
+        if _takes_text(field.annotation):
+            yield f"{path}.{name}"
+
+
+def _takes_text(annotation: Any) -> bool:
+    if annotation in (str, Any, Path) or annotation is object:
+        return True
+    if typing.get_origin(annotation) is typing.Literal:
+        return False
+    arguments = typing.get_args(annotation)
+    if typing.get_origin(annotation) is dict:
+        arguments = arguments[1:]
+    return any(_takes_text(one) for one in arguments)
+
+
+def test_every_setting_that_takes_any_text_is_checked_or_known_to_be_harmless() -> None:
+    """A new setting of a plugin that foreign run folders may name: add it to `config.trust`, or to HARMLESS_TEXTS."""
+    found = set(_texts(RunConfig, "run config"))
+    for kind, names in BUILTIN.items():
+        for name in names:
+            if trusting._is_harmless(kind, name):
+                found |= set(_texts(settings_of(kind, name), f"{kind} {name}"))
+    checked = {*trusting._OUTSIDE, *trusting._PATHS, *trusting._SECTIONS}
+    parts = {one: one.split(" ")[-1].split(".") for one in found}
+    unknown = {one for one in found if parts[one][-1] not in checked and not {*parts[one]} & {*trusting._OUTSIDE}}
+    assert {one.rsplit(".", 1)[1] for one in unknown} == HARMLESS_TEXTS, sorted(unknown)
+
+
+@pytest.mark.parametrize(
+    "section",
+    [{"robot": {"type": name}} for name in BUILTIN["robot"] if name not in ("sim", "gym")]
+    + [{"cameras": {"front": {"type": name}}} for name in BUILTIN["camera"]]
+    + [{"operator": {"type": "several", "operators": [{"type": name}]}} for name in ("leader", "gamepad", "pedal")]
+    + [{"operator": {"leader": {"type": name}}} for name in BUILTIN["leader"]],
+    ids=str,
+)
+def test_foreign_folder_may_not_name_a_device_whatever_its_settings(
+    section: dict[str, Any], tmp_path: Path
+) -> None:
+    with pytest.raises(PluginError, match=r"its config names the (robot|camera|operator|leader) '"):
+        trusting.check_stored(section, tmp_path)
+    with pytest.raises(PluginError, match="its config names"):
+        trusting.check_stored({"cluster": {"robots": {"left": section}}}, tmp_path)
+
+
+def test_foreign_folder_may_name_simulated_robots_and_table_routines(tmp_path: Path) -> None:
+    routine = [{"parts": {"arm": [0.0]}, "ask": "put the block back"}]
+    trusting.check_stored(
+        {
+            "task": {"type": "table", "prompt": "x", "routine": routine},
+            "robot": {"type": "sim", "images": ["front"]},
+            "cameras": {},
+            "operator": {"type": "several", "operators": [{"type": "browser", "kinematics": []}]},
+            "labels": [{"type": "classifier", "cameras": ["front"]}],
+        },
+        tmp_path,
+    )
+
+
+def test_old_name_of_a_setting_is_checked_after_its_translation(
+    run: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A setting that reaches outside may once have had another name."""
+    from dovetail.labels._chat_client import ServerConfig
+
+    save(load(["peg-insertion"], ["labels=[{type: vlm}]"]), tmp_path / "foreign")
+    monkeypatch.setattr(trusting, "_made_here", set())
+    (tmp_path / "foreign" / MARK).unlink()
+    path = tmp_path / "foreign" / "config.yaml"
+    data = yaml.safe_load(path.read_text())
+    data["labels"][0]["place"] = data["labels"][0].pop("url")
+    path.write_text(f"# hash: {loading._hash(data)}\n{yaml.safe_dump(data)}")
+    monkeypatch.setattr(ServerConfig, "RENAMED", {"place": "url"})
+    with pytest.raises(PluginError, match=r"its config names a server"):
+        load_saved(tmp_path / "foreign", quiet=True)

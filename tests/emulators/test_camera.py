@@ -1,6 +1,7 @@
 """The emulated camera: its streams, its faults on request, and its token."""
 
 import json
+import socket
 import urllib.error
 import urllib.request
 
@@ -87,3 +88,11 @@ def test_it_runs_as_a_process():
         url = process.lines[0].split()[0]
         with urllib.request.urlopen(url, timeout=5) as stream:
             assert b"dovetailframe" in stream.read(100)
+
+
+def test_request_with_a_negative_size_is_answered_at_once(camera):
+    host, port = camera.url.split("/")[2].split(":")
+    with socket.create_connection((host, int(port)), timeout=2.0) as link:
+        head = f"POST /fault HTTP/1.1\r\nAuthorization: Bearer {camera.token}\r\nContent-Length: -1\r\n\r\n"
+        link.sendall(head.encode())
+        assert b" 400 " in link.recv(100)

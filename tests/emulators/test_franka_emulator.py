@@ -7,9 +7,10 @@ import time
 import numpy as np
 import pytest
 
-from dovetail.core.errors import UsageError
+from dovetail.core.errors import RobotError, UsageError
 from dovetail.emulators.emulator import EmulatorProcess, find_emulator
 from dovetail.emulators.franka.emulator import FrankaEmulator, FrankaEmulatorConfig
+from dovetail.robots.drivers.franka import emulator_token
 from dovetail.robots.drivers.franka.emulator_token import HEADER, read_token
 
 LIST_SIZES = {"pose": 7, "vel": 6, "force": 3, "torque": 3, "q": 7, "dq": 7}
@@ -115,6 +116,39 @@ def test_own_endpoints_need_the_token(emulate):
         assert client.post("/emulator/advance", {"duration_ns": 1_000_000}, token=token)[0] == 403
     assert read_token(client.emulator.address) == client.emulator.token
     assert client.json("/emulator/state")["time_ns"] == 0
+
+
+def test_token_is_in_a_private_temporary_file(emulate, monkeypatch, tmp_path):
+    monkeypatch.setattr(emulator_token, "user_folder", lambda: tmp_path / "user")
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    client = emulate()
+    (file,) = (tmp_path / "user" / "emulators").iterdir()
+    assert file.stat().st_mode & 0o777 == 0o600 and file.parent.stat().st_mode & 0o777 == 0o700
+    assert not (tmp_path / "home").exists() and not (tmp_path / "state").exists()
+    assert read_token(client.emulator.address) == client.emulator.token
+    file.parent.chmod(0o755)
+    with pytest.raises(RobotError, match="no emulator of this user"):
+        read_token(client.emulator.address)
+    file.parent.chmod(0o700)
+    file.unlink()
+    file.symlink_to(__file__)
+    with pytest.raises(RobotError, match="no emulator of this user"):
+        read_token(client.emulator.address)
+
+
+def test_token_file_of_a_killed_emulator_is_replaced(monkeypatch, tmp_path):
+    monkeypatch.setattr(emulator_token, "user_folder", lambda: tmp_path / "user")
+    first = emulator_token.make_token("127.0.0.1:1")
+    assert emulator_token.make_token("127.0.0.1:1") == read_token("127.0.0.1:1") != first
+
+
+def test_requests_for_unknown_paths_use_no_memory(emulate):
+    client = emulate()
+    for number in range(20):
+        assert client.post(f"/no_such_endpoint_{number}")[0] == 404
+        assert client.post(f"/emulator/no_{number}")[0] == 404
+    assert not [path for path in client.emulator.endpoints.num_calls if "no_" in path]
 
 
 def test_scene_of_another_task_is_refused(emulate):

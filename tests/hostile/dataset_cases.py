@@ -312,7 +312,7 @@ CASES: dict[str, Callable[[Place], None]] = {
     "kept-label-priority": _kept_json("labels", lambda m: m.update(labeler="human", priority=10**9)),
     # pictures
     "png-bomb": _foreign(_png_bomb),
-    "video-huge": _video(lambda p: black_video(16_000, 8_000, 1, codec="mpeg4", form="mp4")),
+    "video-huge": _video(lambda p: black_video(8_000, 8_000, 1, codec="mpeg4", form="mp4")),
     "video-playlist": _video(lambda p: playlist.format(p.secret).encode()),
     "video-empty": _video(lambda p: b""),
     "video-other-size": _video(lambda p: black_video(640, 480, 20, codec="mpeg4", form="mp4")),

@@ -490,7 +490,7 @@ def black_video(width: int, height: int, num_frames: int, *, codec: str = "ffv1"
 
 playlist = "#EXTM3U\n#EXT-X-TARGETDURATION:1\n#EXTINF:1,\nfile:{}\n#EXT-X-ENDLIST\n"
 VIDEOS: dict[str, Callable[[Place], None]] = {
-    "huge-frames": lambda p: _video(black_video(16_000, 16_000, 2))(p),
+    "huge-frames": lambda p: _video(black_video(8_000, 8_000, 2))(p),
     "many-frames": lambda p: _video(black_video(64, 48, 3000))(p),
     "other-size": lambda p: _video(black_video(640, 480, 7))(p),
     "playlist": lambda p: _video(playlist.format(p.secret).encode())(p),

@@ -262,7 +262,7 @@ def test_9_stored_config_with_code_is_refused_until_trusted(tmp_path: Path) -> N
         ({"policy": {"components": {"actor": {"checkpoint": "~/old"}}}}, "weights outside the run ('~/old')"),
         ({"labels": [{"type": "classifier", "folder": "../judge"}]}, "a folder outside the run ('../judge')"),
         ({"labels": [{"type": "vlm", "model_folder": "a\0b"}]}, "a folder outside the run"),
-        ({"operator": {"type": "pedal", "path": "/dev/input/event0"}}, "a device"),
+        ({"operator": {"type": "pedal", "path": "/dev/input/event0"}}, "the operator 'pedal'"),
         ({"policy": {"type": "remote", "token_env": "AWS_KEY"}}, "a secret"),
     ],
 )

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import os
 import shutil
+import socket
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
 
 import hostile.dataset_cases
+import hostile.device_cases
 import hostile.run_cases  # noqa: F401  they add their cases
 from hostile.conftest import Worker, arguments_of
 from hostile.folders import CASES, Case, Place, folder_bytes, honest_run, level_of, snapshot
-from hostile.watch import Watch
+from hostile.watch import Watch, forbidden
 
 EXTRA_BYTES = 256 << 20
 _MARKS = {"default": (), "extended": (pytest.mark.extended,), "slow": (pytest.mark.slow,)}
@@ -46,6 +48,7 @@ def check(commands: Sequence[str], honest: Worker, place: Place, scratch: Path, 
         assert not answer["timed_out"], what
         assert not touched, what
         assert not ran.exists(), what
+        assert not forbidden().connected(), what
         assert snapshot(place.outside) == before, what
         assert "Traceback" not in answer["output"] + answer["errors"], what
         lines = answer["errors"].splitlines()
@@ -93,6 +96,14 @@ def build_and_check(case: Case, honest: Worker, place: Place, tmp_path: Path, *,
 
 def test_there_are_at_least_100_hostile_folders_in_make_test_all() -> None:
     assert len([case for case in CASES.values() if level_of(case) != "slow"]) >= 100
+
+
+def test_listener_notices_a_connection() -> None:
+    host, _, port = forbidden().address.rpartition(":")
+    assert not forbidden().connected()
+    socket.create_connection((host, int(port))).close()
+    assert forbidden().connected()
+    assert not forbidden().connected()
 
 
 def test_watch_notices_an_access(tmp_path: Path) -> None:

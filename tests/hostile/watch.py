@@ -1,9 +1,14 @@
-"""Notices every access to the files of a folder, through inotify. Access times would not do: few systems keep them."""
+"""Notices every access to the files of a folder, through inotify, and every connection to an address.
+
+Access times would not do: few systems keep them.
+"""
 
 from __future__ import annotations
 
 import ctypes
+import functools
 import os
+import socket
 import struct
 from pathlib import Path
 
@@ -36,3 +41,30 @@ class Watch:
 
     def close(self) -> None:
         os.close(self._descriptor)
+
+
+class Listener:
+    """An address that no command may connect to."""
+
+    def __init__(self) -> None:
+        self._sock = socket.create_server(("127.0.0.1", 0), backlog=16)
+        self._sock.setblocking(False)
+
+    @property
+    def address(self) -> str:
+        host, port = self._sock.getsockname()
+        return f"{host}:{port}"
+
+    def connected(self) -> bool:
+        """Whether someone has connected since the last call."""
+        try:
+            self._sock.accept()[0].close()
+        except BlockingIOError:
+            return False
+        return True
+
+
+@functools.cache
+def forbidden() -> Listener:
+    """The address in hostile configs."""
+    return Listener()

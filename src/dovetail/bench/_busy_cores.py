@@ -18,7 +18,7 @@ def busy_cores() -> Iterator[None]:
     """Keep every core busy until the block ends."""
     num_cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    load = [subprocess.Popen([sys.executable, "-c", _COMPUTE], env=environment) for _ in range(num_cores)]
+    load = [subprocess.Popen([sys.executable, "-P", "-c", _COMPUTE], env=environment) for _ in range(num_cores)]
     try:
         yield
     finally:

@@ -186,7 +186,12 @@ def _load_saved(folder: Path, overrides: Overrides, *, quiet: bool, trusted: boo
     if not trusted and not is_trusted(folder):
         check_stored([{key.split(".")[-1]: value} for key, value in changes.items()], folder)
     given = OldKeys()
-    tree = _override(_override(tree, changes, given), overrides, given)
+    tree = _override(tree, changes, given)
+    if not trusted and not is_trusted(folder):
+        check_stored(
+            tree.plain(), folder
+        )  # again: a change or an old name may have become a key that reaches outside
+    tree = _override(tree, overrides, given)
     given.warn()
     return SavedConfig(_validate(tree), saved_hash)
 

@@ -1,9 +1,11 @@
 """Which stored configs may name code and servers: those of runs that this user made on this machine, or trusts.
 
 The config of a downloaded run folder is untrusted: `robot: {type: "evil:Robot"}` would run code, and `key_env: AWS_KEY`
-would send a secret to a server. So a stored config may use built-in plugins only, unless its folder has a mark: an HMAC of
-this machine, this user, the folder's inode and its config, with a key that only this user can read. No one else can make
-the right mark. It does not count while other users may write to the folder.
+would send a secret to a server. So a stored config may use built-in plugins only, and of robots, cameras, leaders and
+operators only those without a device, a program or a connection (`_WITHOUT_DEVICE`; a new one is refused until it is listed
+there). This does not hold if its folder has a mark: an HMAC of this machine, this user, the folder's inode and its config,
+with a key that only this user can read. No one else can make the right mark. It does not count while other users may write
+to the folder.
 """
 
 from __future__ import annotations
@@ -14,10 +16,11 @@ import os
 import platform
 import stat
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from dovetail.config._tree import normalize_name
 from dovetail.config._trust_key import TrustKeyError, make_key, read_key
 from dovetail.config.plugins import is_builtin
 from dovetail.core.disk import read_file, sha256, write_atomic
@@ -35,11 +38,19 @@ _SECTIONS = {  # anywhere in a config: these keys name plugins
     "operator": "operator",
     "operators": "operator",
     "leader": "leader",
+    "cameras": "camera",
     "actor": "actor",
     "policy": "policy",
     "labels": "labeler",
     "replay": "replay",
     "algorithm": "algorithm",
+}
+_WITHOUT_DEVICE: dict[str, frozenset[str]] = {
+    # Others of these kinds may name programs, servers, devices and files in any setting.
+    "robot": frozenset({"sim", "gym"}),
+    "camera": frozenset(),
+    "leader": frozenset(),
+    "operator": frozenset({"none", "scripted", "browser", "several"}),
 }
 _OUTSIDE = {  # keys that reach beyond the run folder
     "url": "a server",
@@ -50,6 +61,7 @@ _OUTSIDE = {  # keys that reach beyond the run folder
     "machines": "machines of a cluster",
     "token_file": "a file with a token",
     "token_env": "a secret",
+    "kinematics": "a model of an arm, which may include other files",
 }
 _PATHS = {  # keys that name files and folders, which may be anywhere on this machine
     "file": "a file outside the run",
@@ -124,18 +136,11 @@ def _named(value: Any, path: str, folder: Path) -> Iterator[tuple[str, str]]:
         return
     for key, item in value.items():
         place = f"{path}.{key}".lstrip(".")
-        if key == "cameras" and isinstance(item, Mapping):
-            for name, section in item.items():
-                camera = section.get("type") if isinstance(section, Mapping) else section
-                if isinstance(camera, str) and not is_builtin("camera", camera):
-                    yield f"{place}.{name}", f"the camera '{camera[:80]}'"
-        elif key == "device" and isinstance(item, str) and "/" in item:  # not the learner's `device: cuda`
-            yield place, f"a device ({item[:80]!r})"
-        elif key in _SECTIONS:
-            for section in item if isinstance(item, list | tuple) else (item,):
-                name = section.get("type") if isinstance(section, Mapping) else section
-                if isinstance(name, str) and not is_builtin(_SECTIONS[key], name):
-                    yield place, f"the {_SECTIONS[key]} '{name[:80]}'"
+        if key in _SECTIONS:
+            kind = _SECTIONS[key]
+            for name in _plugin_names(kind, item):
+                if not _is_harmless(kind, name):
+                    yield place, f"the {kind} '{name[:80]}'"
         elif key in _OUTSIDE and item and item != _DEFAULTS.get(key):
             yield place, f"{_OUTSIDE[key]} ({str(item)[:80]!r})"
         elif isinstance(item, str) and key in ("type", "id") and ":" in item:
@@ -148,6 +153,24 @@ def _named(value: Any, path: str, folder: Path) -> Iterator[tuple[str, str]]:
         ):
             yield place, f"{_PATHS[key]} ({str(item)[:80]!r})"
         yield from _named(item, place, folder)
+
+
+def _plugin_names(kind: str, section: Any) -> Iterator[str]:
+    """The plugins of a section: one, a list, or for cameras a mapping from their names."""
+    if kind == "camera":  # the list of a labeler's cameras names no plugins
+        sections: Iterable[Any] = section.values() if isinstance(section, Mapping) else ()
+    else:
+        sections = section if isinstance(section, list | tuple) else (section,)
+    for one in sections:
+        name = one.get("type") if isinstance(one, Mapping) else one
+        if isinstance(name, str):
+            yield name
+
+
+def _is_harmless(kind: str, name: str) -> bool:
+    if kind in _WITHOUT_DEVICE:
+        return normalize_name(name) in _WITHOUT_DEVICE[kind]
+    return is_builtin(kind, name)
 
 
 def _is_inside(name: Any, folder: Path) -> bool:

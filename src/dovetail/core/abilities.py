@@ -561,11 +561,11 @@ class ConfiguresRealtime(Protocol):
 
 @runtime_checkable
 class IdentifiesArm(Protocol):
-    """A robot config that tells which arm it drives. Only one process may move an arm."""
+    """A robot config that tells which arms it drives. Only one process may move an arm."""
 
     @property
-    def arm_id(self) -> str:
-        """Equal for all configs of one arm, such as its address."""
+    def arm_ids(self) -> Collection[str]:
+        """One for each arm, equal in all configs that drive it, whatever their other settings; such as its address."""
 
 
 @runtime_checkable

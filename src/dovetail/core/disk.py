@@ -30,6 +30,7 @@ __all__ = [
     "damaged_message",
     "dump_json",
     "fsync_folder",
+    "is_private_folder",
     "load_json",
     "make_folder",
     "open_file",
@@ -40,6 +41,7 @@ __all__ = [
     "read_file",
     "sha256",
     "sha256_file",
+    "user_folder",
     "without_writer",
     "write_atomic",
     "write_file",
@@ -249,6 +251,22 @@ def private_folder(path: Path) -> Path:
     if found.st_mode & 0o077:
         path.chmod(0o700)
     return path
+
+
+def user_folder() -> Path:
+    """The temporary folder of this user for what several processes share: locks, sockets, tokens. It may not exist yet:
+    `private_folder` makes it. Not from the environment: a job of cron must find the same one as a terminal."""
+    runtime = Path(f"/run/user/{os.getuid()}")
+    return runtime / "dovetail" if os.access(runtime, os.W_OK) else Path(f"/tmp/dovetail-{os.getuid()}")
+
+
+def is_private_folder(path: Path) -> bool:
+    """Whether this is a folder of this user which others can neither read nor write. Makes nothing."""
+    try:
+        found = path.lstat()
+    except OSError:
+        return False
+    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & 0o077
 
 
 def read_file(path: Path, *, checksum: str | None = None, max_bytes: int | None = None) -> bytes:

@@ -69,7 +69,7 @@ class EmulatorProcess:
     """An emulator in a process of its own, so that a test can pause or kill it."""
 
     def __init__(self, name: str, *settings: str, prefix: Sequence[str] = (), ready_s: float = 60.0) -> None:
-        command = [*prefix, sys.executable, "-m", "dovetail.cli", "emulate", name, *settings]
+        command = [*prefix, sys.executable, "-P", "-m", "dovetail.cli", "emulate", name, *settings]
         self._ready_s = ready_s
         self.lines: list[str] = []
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)

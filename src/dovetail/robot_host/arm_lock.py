@@ -6,15 +6,15 @@ import fcntl
 import hashlib
 import json
 import os
-import tempfile
 import time
 from pathlib import Path
-from typing import IO
+from typing import BinaryIO
 
 from dovetail.config.plugins import is_builtin
 from dovetail.config.schema import PluginSection
 from dovetail.core.abilities import IdentifiesArm
-from dovetail.core.errors import RobotError
+from dovetail.core.disk import open_lock, private_folder, user_folder
+from dovetail.core.errors import RobotError, StoreError
 
 __all__ = ["ArmLock"]
 
@@ -28,21 +28,39 @@ class ArmLock:
 
     def __init__(self, robot: PluginSection) -> None:
         self._type = robot.type
-        self._file: IO[str] | None = None
-        self._path: Path | None = None
+        self._files: list[BinaryIO] = []
+        self._ids: list[str] = []
         if is_builtin("robot", robot.type) and ":" not in robot.type:
             config = robot.config
-            plain = json.dumps(robot.to_plain(), sort_keys=True, default=str)
-            name = f"{robot.type} {config.arm_id if isinstance(config, IdentifiesArm) else plain}"
-            self._path = _folder() / f"{hashlib.sha256(name.encode()).hexdigest()[:16]}.lock"
+            if isinstance(config, IdentifiesArm):
+                self._ids = sorted(set(config.arm_ids))  # sorted: two processes never wait for each other
+            else:
+                self._ids = [f"{robot.type} {json.dumps(robot.to_plain(), sort_keys=True, default=str)}"]
 
     def acquire(self) -> None:
-        """Raises RobotError if another process holds the lock."""
-        if self._path is None or self._file is not None:
+        """Raises RobotError if another process holds the lock of one of its arms."""
+        if self._files:
             return
-        self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        file = self._path.open("a+")
         deadline_s = time.monotonic() + _WAIT_S
+        try:
+            for one in self._ids:
+                self._files.append(self._locked(_lock_file(one), deadline_s))
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        for file in self._files:
+            file.close()
+        self._files = []
+
+    def _locked(self, path: Path, deadline_s: float) -> BinaryIO:
+        try:
+            private_folder(path.parent.parent)
+            private_folder(path.parent)
+            file = open_lock(path)
+        except (StoreError, OSError) as error:
+            raise RobotError(f"cannot lock the '{self._type}' robot: {error}") from error
         while True:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -51,22 +69,14 @@ class ArmLock:
                 if time.monotonic() < deadline_s:
                     time.sleep(_POLL_S)
                     continue
-                file.seek(0)
-                holder = file.read(100).strip() or "another process"
+                holder = file.read(100).decode(errors="replace").strip() or "another process"
                 file.close()
                 raise RobotError(f"{holder} moves this '{self._type}' robot already. End it first") from None
         file.truncate(0)
-        file.write(f"process {os.getpid()}")
-        file.flush()
-        self._file = file
-
-    def close(self) -> None:
-        if self._file is not None:
-            self._file.close()
-        self._file = None
+        file.write(f"process {os.getpid()}".encode())
+        return file
 
 
-def _folder() -> Path:
-    """A folder of this user. Another user's locks cannot be taken, and cannot block ours."""
-    base = os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir()
-    return Path(base) / f"dovetail-{os.getuid()}" / "arms"
+def _lock_file(arm_id: str) -> Path:
+    """In a folder of this user. Another user's locks cannot be taken, and cannot block ours."""
+    return user_folder() / "arms" / f"{hashlib.sha256(arm_id.encode()).hexdigest()[:16]}.lock"

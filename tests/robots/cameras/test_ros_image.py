@@ -3,12 +3,14 @@
 import io
 import threading
 import time
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from PIL import Image
 
 from dovetail.core.errors import RobotError
+from dovetail.robots.cameras import ros_image
 from dovetail.robots.cameras.ros_image import RosImageCamera, RosImageConfig
 from dovetail.robots.drivers.ros2.dds import DdsNode
 from dovetail.robots.drivers.ros2.messages import Codec
@@ -239,3 +241,14 @@ def test_a_topic_without_publisher_is_an_error_at_the_start():
     config = RosImageConfig.from_mapping({"topic": TOPIC, "dds": dds, "timeout_s": 0.2})
     with pytest.raises(RobotError, match="camera 'front': no frame within"):
         RosImageCamera(config, name="front").start()
+
+
+@pytest.mark.parametrize("kind", ["JPEG", "PNG"])
+def test_picture_that_decodes_to_gigabytes_is_refused_before_it_is_decoded(kind):
+    buffer = io.BytesIO()
+    Image.new("L", (12_000, 12_000)).save(buffer, kind)
+    assert len(buffer.getvalue()) < 3_000_000
+    data = np.frombuffer(buffer.getvalue(), np.uint8)
+    config = RosImageConfig.from_mapping({"topic": "/x", "size": [8, 6], "compressed": True})
+    with pytest.raises(ros_image._BadFrame):
+        ros_image._Images(config).image(SimpleNamespace(format=kind, data=data))

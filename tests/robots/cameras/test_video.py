@@ -1,7 +1,9 @@
 """Files and streams as cameras, read from the emulated network camera over real sockets."""
 
+import io
 import threading
 import time
+from fractions import Fraction
 
 import av
 import numpy as np
@@ -216,3 +218,47 @@ def test_constructor_opens_nothing():
     camera = VideoCamera(VideoConfig(url="http://127.0.0.1:9/video.mjpg"), name="front")
     assert camera.spec["front"].shape == (480, 640, 3)
     camera.close()
+
+
+def jpeg(size):
+    buffer = io.BytesIO()
+    Image.new("L", size).save(buffer, "jpeg", quality=10)
+    return buffer.getvalue()
+
+
+def test_picture_that_decodes_to_gigabytes_is_refused_before_it_is_decoded(tmp_path, open_video):
+    (tmp_path / "bomb.mjpeg").write_bytes(jpeg((12_000, 12_000)))
+    with pytest.raises(RobotError, match="has pictures of 12000x12000, more than the 35389440 pixels"):
+        open_video(tmp_path / "bomb.mjpeg").start()
+
+
+def test_large_picture_between_small_ones_is_left_out(tmp_path, open_video):
+    """The size of the first picture is no promise."""
+    small = jpeg((160, 120))
+    with av.open(str(tmp_path / "bomb.mkv"), "w") as container:
+        stream = container.add_stream("mjpeg", rate=25)
+        stream.width, stream.height, stream.pix_fmt = 160, 120, "yuvj420p"
+        for number, picture in enumerate([*10 * [small], jpeg((12_000, 12_000)), *50 * [small]]):
+            packet = av.Packet(picture)
+            packet.stream, packet.pts, packet.dts, packet.time_base = stream, number, number, Fraction(1, 25)
+            container.mux(packet)
+    camera = open_video(tmp_path / "bomb.mkv")
+    camera.start()
+    end_s = time.monotonic() + 10.0
+    while not camera.statistics.num_bad_frames and time.monotonic() < end_s:
+        time.sleep(0.01)
+    assert camera.statistics.num_bad_frames
+    camera.newest_ns()  # not lost
+
+
+@pytest.mark.parametrize("name", ["list.m3u8", "list.ffconcat", "stream.sdp"])
+def test_file_that_names_other_files_or_addresses_is_not_followed(tmp_path, open_video, name):
+    secret = write_video(tmp_path / "secret.mkv", [make_picture(0, width=160, height=120)])
+    texts = {
+        "list.m3u8": f"#EXTM3U\n#EXT-X-TARGETDURATION:1\n#EXTINF:1,\n{secret}\n#EXT-X-ENDLIST\n",
+        "list.ffconcat": f"ffconcat version 1.0\nfile {secret}\n",
+        "stream.sdp": "v=0\no=- 0 0 IN IP4 127.0.0.1\ns=x\nc=IN IP4 127.0.0.1\nt=0 0\nm=video 9 RTP/AVP 26\n",
+    }
+    (tmp_path / name).write_text(texts[name])
+    with pytest.raises(RobotError, match="cannot open"):
+        open_video(tmp_path / name).start()

@@ -11,7 +11,7 @@ from support.lerobot_arm import ArmFolder, end_bridges
 def lerobot_root(monkeypatch):
     """A folder of its own for the sockets of LeRobot bridges; they are ended after the test."""
     root = Path(tempfile.mkdtemp(prefix="dv-", dir="/tmp"))
-    monkeypatch.setattr("dovetail.robots.drivers.lerobot._client._root", lambda: root)
+    monkeypatch.setattr("dovetail.robots.drivers.lerobot._client.user_folder", lambda: root)
     yield root
     end_bridges(root)
     shutil.rmtree(root)

@@ -225,7 +225,7 @@ def test_stop_from_another_process_uses_the_same_bridge(make, arm, lerobot_root)
     count = len(arm.sent)
     script = (
         "import sys, pathlib, dovetail.robots.drivers.lerobot._client as c\n"
-        "c._root = lambda: pathlib.Path(sys.argv[1])\n"
+        "c.user_folder = lambda: pathlib.Path(sys.argv[1])\n"
         "from dovetail.robots.drivers.lerobot.driver import LeRobotRobot, LeRobotConfig\n"
         "LeRobotRobot(LeRobotConfig.model_validate_json(sys.argv[2])).stop()\n"
     )
@@ -282,7 +282,7 @@ def test_a_command_from_before_a_stop_is_refused(make, arm, monkeypatch):
 def test_the_arm_is_held_if_the_control_process_is_killed(arm, lerobot_root):
     script = (
         "import sys, pathlib, time, numpy as np, dovetail.robots.drivers.lerobot._client as c\n"
-        "c._root = lambda: pathlib.Path(sys.argv[1])\n"
+        "c.user_folder = lambda: pathlib.Path(sys.argv[1])\n"
         "from dovetail.robots.drivers.lerobot.driver import LeRobotRobot, LeRobotConfig\n"
         "robot = LeRobotRobot(LeRobotConfig.model_validate_json(sys.argv[2]))\n"
         "robot.observe()\n"

@@ -298,3 +298,45 @@ def test_garbage_sent_to_the_bridge_leaves_it_working(arm):
         robot.stop()
     finally:
         robot.close()
+
+
+def test_folder_that_other_users_can_read_is_refused_before_connecting(arm, lerobot_root):
+    """In /tmp, another user could have made the folder with a socket that confirms every STOP."""
+    robot = LeRobotRobot(follower_config(arm))
+    folder = robot._process.socket_path.parent
+    folder.mkdir()
+    folder.chmod(0o755)
+    (folder / "token").write_text("x" * 64)
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(folder / "socket"))
+        listener.listen()
+        listener.settimeout(0.2)
+        with pytest.raises(RobotError, match="should be a folder that only you can read"):
+            robot.open_stop().stop()
+        with pytest.raises(RobotError, match="should be a folder that only you can read"):
+            robot.observe()
+        with pytest.raises(TimeoutError):
+            listener.accept()
+
+
+def test_bridge_of_another_user_is_refused(arm, lerobot_root, monkeypatch):
+    robot = LeRobotRobot(follower_config(arm))
+    folder = robot._process.socket_path.parent
+    folder.mkdir(mode=0o700)
+    (folder / "token").write_text("x" * 64)
+    monkeypatch.setattr("dovetail.robots.drivers.lerobot._client._CREDENTIALS", _OtherUser())
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(folder / "socket"))
+        listener.listen()
+        with pytest.raises(RobotError, match="belongs to another user"):
+            robot.observe()
+        link, _ = listener.accept()
+        with link:
+            assert link.recv(1) == b""  # the token was not sent
+
+
+class _OtherUser:
+    size = 12
+
+    def unpack(self, raw: bytes) -> tuple[int, int, int]:
+        return 1, os.getuid() + 1, 0

@@ -27,7 +27,6 @@ def test_demonstrations_are_recorded_on_a_remote_arm_with_a_camera(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join((str(TESTS), str(TESTS.parent / "src"))))
     with emulated(control_hz=10.0, cameras=["front"]) as emulator:
         robot = {"type": "remote", **emulator.robot_settings(timeout_s=2.0, max_clock_error_s=0.5)}

@@ -265,7 +265,7 @@ class _Handler(BaseHTTPRequestHandler):
             self.send_error(403)
             return
         try:
-            length = min(int(self.headers.get("Content-Length", "0")), _MAX_REQUEST_BYTES)
+            length = min(max(int(self.headers.get("Content-Length", "0")), 0), _MAX_REQUEST_BYTES)
             asked = json.loads(self.rfile.read(length))
             self.server.camera.misbehave(
                 str(asked["fault"]),

@@ -71,12 +71,12 @@ class Endpoints:
         }
 
     def call(self, path: str, data: bytes, token: str | None) -> tuple[int, bytes]:
-        with self._count_lock:
-            self.num_calls[path] = self.num_calls.get(path, 0) + 1
         is_private = path.startswith("/emulator/")
         found = (self._private if is_private else self._public).get(path)
         if found is None:
             return 404, b"Not Found"
+        with self._count_lock:
+            self.num_calls[path] = self.num_calls.get(path, 0) + 1
         if is_private and not hmac.compare_digest((token or "").encode(), self.token.encode()):
             return 403, b"Wrong token"
         try:

@@ -11,7 +11,13 @@ from typing import TYPE_CHECKING, Any
 from dovetail.core.clock import NS_PER_S
 from dovetail.core.errors import RobotError, one_line
 from dovetail.robots.cameras.frames import Frame, ThreadedCamera
-from dovetail.robots.cameras.pictures import PictureConfig, PictureConverter, image_spec
+from dovetail.robots.cameras.pictures import (
+    DECODER_OPTIONS,
+    MAX_PIXELS,
+    PictureConfig,
+    PictureConverter,
+    image_spec,
+)
 from dovetail.robots.cameras.timing import KernelTimes, StreamTimes
 
 if TYPE_CHECKING:
@@ -79,7 +85,12 @@ class Capture(ThreadedCamera):
         stream = container.streams.video[0]
         codec = stream.codec_context
         codec.thread_count = 1  # more threads would give each frame later
-        codec.options = {"err_detect": "explode"}  # a damaged picture is an error, not a picture with gray areas
+        codec.options = dict(DECODER_OPTIONS)
+        if (codec.width or 0) * (codec.height or 0) > MAX_PIXELS:
+            raise RobotError(
+                f"{self._source.label} has pictures of {codec.width}x{codec.height}, more than the {MAX_PIXELS} pixels "
+                "that are allowed. Set a smaller size at its source"
+            )
         times = self._source.times() if self._source.times is not None else None
         pace = _Pace(stopping) if self._source.paced else None
         num_bad = 0

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from av.filter import Graph
 
 __all__ = [
+    "DECODER_OPTIONS",
+    "MAX_PIXELS",
     "Crop",
     "DevicePictureConfig",
     "PictureConfig",
@@ -31,6 +33,12 @@ __all__ = [
 
 Side = Annotated[int, Field(ge=1, le=8192)]
 Crop = tuple[Annotated[int, Field(ge=0)], Annotated[int, Field(ge=0)], Side, Side]
+MAX_PIXELS = 8192 * 4320
+"""Of a captured picture. A few kilobytes from a network can announce far more, and decode to gigabytes."""
+DECODER_OPTIONS = {
+    "err_detect": "explode",  # a damaged picture is an error, not a picture with gray areas
+    "max_pixels": str(MAX_PIXELS),  # checked before memory is allocated
+}
 _TRANSPOSE = {90: ("transpose=clock",), 180: ("hflip", "vflip"), 270: ("transpose=cclock",)}
 
 

@@ -14,7 +14,13 @@ from dovetail.core.errors import RobotError, one_line
 from dovetail.core.specs import ArraySpec
 from dovetail.core.types import Array
 from dovetail.robots.cameras.frames import Frame, ThreadedCamera
-from dovetail.robots.cameras.pictures import PictureConfig, PictureConverter, image_spec, to_depth_image
+from dovetail.robots.cameras.pictures import (
+    DECODER_OPTIONS,
+    PictureConfig,
+    PictureConverter,
+    image_spec,
+    to_depth_image,
+)
 from dovetail.robots.cameras.timing import StreamTimes
 from dovetail.robots.drivers.ros2.settings import DdsConfig, QosConfig
 
@@ -163,7 +169,7 @@ class _Images:
         if name not in self._decoders:
             decoder: Any = av.CodecContext.create(name, "r")
             decoder.thread_count = 1
-            decoder.options = {"err_detect": "explode"}  # a damaged picture is an error, not one with gray areas
+            decoder.options = dict(DECODER_OPTIONS)
             self._decoders[name] = decoder
         try:
             pictures = self._decoders[name].decode(av.Packet(data))

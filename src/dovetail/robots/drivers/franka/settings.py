@@ -77,6 +77,11 @@ class FrankaConfig(Config):
     timeout_s: float = Field(default=0.25, gt=0.0, le=2.0)
     """Seconds after which a missing answer is an error."""
 
+    @property
+    def arm_ids(self) -> tuple[str, ...]:
+        addresses = [one for one in (self.address, self.right_address) if one is not None]
+        return tuple(f"franka {one.lower().replace('localhost', '127.0.0.1')}" for one in addresses)
+
     @field_validator("address", "right_address")
     @classmethod
     def _is_address(cls, value: str | None) -> str | None:

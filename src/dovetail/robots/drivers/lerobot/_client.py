@@ -13,13 +13,14 @@ import os
 import secrets
 import select
 import socket
-import stat
+import struct
 import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from dovetail.core.disk import is_private_folder, user_folder
 from dovetail.core.errors import RobotError, one_line
 from dovetail.core.types import Array
 from dovetail.robots.drivers.lerobot.dovetail_bridge.wire import Message, WireError, receive, send
@@ -33,6 +34,7 @@ _READY_S = 30.0  # python and numpy on a busy machine; LeRobot is imported later
 _HELLO_S = 5.0
 _STOP_HELLO_S = 1.0
 _LOG_TAIL = 400
+_CREDENTIALS = struct.Struct("3i")  # process, user, group
 _CODE = (
     "import sys; sys.path[:] = [p for p in sys.path if p]; sys.path.append({here!r}); "
     "from dovetail_bridge.main import main; main()"
@@ -57,7 +59,7 @@ class BridgeProcess:
     def __init__(self, config: BridgeConfig, settings: dict[str, Any]) -> None:
         self._config = config
         self._settings = settings
-        self._folder = _root() / f"lerobot-{config.bridge_id(settings)}"
+        self._folder = user_folder() / f"lerobot-{config.bridge_id(settings)}"
 
     @property
     def socket_path(self) -> Path:
@@ -88,10 +90,14 @@ class BridgeProcess:
 
     def _connect(self, role: str) -> BridgeLink:
         hello_s = _STOP_HELLO_S if role == "stop" else _HELLO_S
+        for folder in (self._folder.parent, self._folder):
+            if folder.exists() and not is_private_folder(folder):  # in /tmp, another user may have made it
+                raise RobotError(f"{folder} should be a folder that only you can read. Remove it")
         link = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             link.settimeout(hello_s)
             link.connect(str(self.socket_path))
+            _check_peer(link)
             token = (self._folder / "token").read_text()
         except (FileNotFoundError, ConnectionRefusedError) as error:
             link.close()
@@ -218,18 +224,18 @@ class BridgeLink:
         self._link.close()
 
 
-def _root() -> Path:
-    """A folder of this user. Not from the environment: guard and control process must find the same one."""
-    runtime = Path(f"/run/user/{os.getuid()}")
-    return runtime / "dovetail" if os.access(runtime, os.W_OK) else Path(f"/tmp/dovetail-{os.getuid()}")
-
-
 def _make_folder(folder: Path) -> None:
     with contextlib.suppress(FileExistsError):
         folder.mkdir(mode=0o700)
-    found = folder.lstat()
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
+    if not is_private_folder(folder):
         raise RobotError(f"{folder} should be a folder that only you can read. Remove it")
+
+
+def _check_peer(link: socket.socket) -> None:
+    """The bridge must be a process of this user: its answer to a STOP counts."""
+    raw = link.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    if _CREDENTIALS.unpack(raw)[1] != os.getuid():
+        raise PermissionError("it belongs to another user")
 
 
 def _write_private(path: Path, text: str) -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Collection
+import os
+from collections.abc import Collection, Iterator
 from typing import Any, ClassVar
 
 from pydantic import Field, field_validator
@@ -105,6 +106,14 @@ class LeRobotConfig(BridgeConfig):
             raise ValueError("has max_relative_target: remove it, because `action` and `safety` limit the motion")
         return config
 
+    @property
+    def arm_ids(self) -> tuple[str, ...]:
+        """Its ports and addresses. Without any: all of LeRobot's config."""
+        ports = sorted(set(_ports(self.config)))
+        return tuple(f"lerobot {port}" for port in ports) or (
+            f"lerobot {self.robot} {json.dumps(self.config, sort_keys=True)}",
+        )
+
     def settings_of_bridge(self) -> dict[str, Any]:
         return self.bridge_settings("robot", self.robot, release=self.release)
 
@@ -128,6 +137,15 @@ class LeRobotLeaderConfig(BridgeConfig):
     """Whether the leader's motors follow the robot while the policy drives. Needs a leader with torque (SO-101: 0.6)."""
     follow_speed: float = Field(default=0.5, gt=0.0)
     """Largest speed of the leader's motors, in the unit of each axis per second."""
+
+
+def _ports(config: dict[str, Any]) -> Iterator[str]:
+    """The values of `port`, `left_arm_port`, `remote_ip` and the like, also of arms inside a config; not of cameras."""
+    for key, value in config.items():
+        if isinstance(value, dict) and key != "cameras":
+            yield from _ports(value)
+        elif isinstance(value, str) and value and key.rpartition("_")[2] in ("port", "ip", "address", "host"):
+            yield os.path.realpath(value) if value.startswith("/") else value  # a link and its port are one arm
 
 
 def so_action() -> tuple[ActionPartConfig, ...]:

@@ -99,8 +99,8 @@ class RemoteRobotConfig(RemoteSpecConfig):
     """Largest uncertainty of the robot's clock, in seconds. A slower network is a fault."""
 
     @property
-    def arm_id(self) -> str:
-        return self.address
+    def arm_ids(self) -> tuple[str, ...]:
+        return (f"remote {self.address.lower().replace('localhost', '127.0.0.1')}",)
 
     @field_validator("address")
     @classmethod

@@ -216,6 +216,11 @@ class Ros2Config(Config):
     num_hold_messages: int = Field(default=5, ge=1, le=100)
     """How often a stop publishes the holding command, 10 ms apart."""
 
+    @property
+    def arm_ids(self) -> tuple[str, ...]:
+        """By the topics that move it: all that publish to one of them drive the same robot."""
+        return tuple(f"ros2 {self.dds.domain_id} {one.topic}" for one in self.command)
+
 
 def texts_of(type_name: str) -> tuple[str, ...]:
     """Attributes of a message type that hold text."""
