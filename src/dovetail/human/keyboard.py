@@ -56,6 +56,7 @@ EVENTS = {
     "c": Event.ACKNOWLEDGE,
     ESC: Event.EMERGENCY,
 }
+_NEW_EPISODE = (Event.START, Event.SUCCESS, Event.FAILURE, Event.DISCARD, Event.RESET)
 # Arrows, Home, End, Tab, Insert, Delete, pages and function keys, with or without Shift, Alt and Ctrl. Esc before anything
 # else is an emergency stop, also in `Esc O P`, which F1 sends: a person may have typed it.
 _SEQUENCE = re.compile(
@@ -138,6 +139,7 @@ class Keys:
         self.held = False
         self.num_presses = 0  # of keys that move the arm, without repetitions
         self._grip = 0.0  # unchanged until space is pressed
+        self._last_grip = 1.0  # so that the first press closes
         self._until_s: dict[str, float] = {}
         self._last_s: dict[str, float] = {}
 
@@ -150,18 +152,24 @@ class Keys:
             self.num_presses += not (repeats and self.held)
             self.held = True
         elif key == " ":
-            self._grip = 1.0 if self._grip < 0.0 else -1.0
+            self._grip = self._last_grip = -self._last_grip
             self.num_presses += 1
             self.held = True
         elif key in ("\r", "\n"):
-            self.held, self._grip = False, 0.0
-            self._until_s.clear()
-        return EVENTS.get(key)
+            self.held = False
+            self.rest()
+        event = EVENTS.get(key)
+        if event in _NEW_EPISODE:
+            self.rest()
+        return event
 
-    def rest(self) -> None:
-        """Stop all motion, for example before the keys move something else. The gripper keeps its state."""
+    def rest(self, *, same_gripper: bool = False) -> None:
+        """Stop all motion, for example before the keys move something else. The gripper keeps its state. The next press of
+        space closes it, unless it is the `same_gripper` and is closed."""
         self._until_s.clear()
         self._grip = 0.0
+        if not same_gripper:
+            self._last_grip = 1.0
 
     def axes(self, now_s: float) -> Array:
         axes = np.zeros(len(AXES), np.float32)
@@ -244,7 +252,7 @@ class TerminalKeys:
         elif key.isdecimal():
             chooser.choose(int(key))
         if chooser.chosen is not before:
-            self._keys.rest()
+            self._keys.rest(same_gripper=chooser.chosen.part == before.part)
             self._announce(f"keyboard: {chooser.chosen.label}")
 
     def _pass_on_emergency(self) -> None:
