@@ -308,7 +308,7 @@ class TwoJoints:
 def test_joint_that_hardly_moves_is_found(executed: Callable[[Array], Array]) -> None:
     robot = TwoJoints(executed)
     with pytest.raises(
-        AssertionError, match=r"axis 'shoulder' should move by 0\.05 rad and moved by [\de.-]+: the driver"
+        AssertionError, match=r"axis 'shoulder' should move by 0\.05 rad and moved by [\de.-]+: it sends"
     ):
         check_robot(lambda: robot)
 

@@ -118,8 +118,8 @@ class AxisMapping:
 
     @property
     def keeps(self) -> Array:
-        """Mask bool [A] of the axes that stand still until the operator commands them. What an object holds open is measured,
-        but it is not what was commanded, and some grippers measure nothing."""
+        """Mask bool [A] of the axes that stand still until the operator commands them: grippers. An object holds a gripper
+        open, so its measured opening is not what was commanded; and some grippers measure nothing."""
         mask = np.zeros(self._low.shape, np.bool_)
         for part in self._parts:
             mask[part.axes] = part.keeps

@@ -34,12 +34,15 @@ from dovetail.human.drive_settings import DriveConfig
 from dovetail.human.mailbox import EXPIRY_S, Mailbox, MailboxWriter
 from dovetail.human.selections import AXES, Chooser, selections
 
-__all__ = ["HELP", "KeyParser", "KeyboardConfig", "KeyboardOperator", "Keys", "TerminalKeys"]
+__all__ = ["HELP", "JUDGING_HELP", "KeyParser", "KeyboardConfig", "KeyboardOperator", "Keys", "TerminalKeys"]
 
 HELP = (
     "drive with w s a d r f (move), i k j l u o (rotate), space (gripper); Enter returns control to the policy. "
     "Tab chooses the arm; 1 to 9, comma and period its joint, 0 all of it. "
     "t start, p pause, y success, n failure, x discard, z reset, c acknowledge, Esc EMERGENCY STOP"
+)
+JUDGING_HELP = (
+    "t start, y success, n failure, p pause, c acknowledge, Esc EMERGENCY STOP. An evaluation allows no takeover"
 )
 ESC = "\x1b"
 MOVES = {
@@ -181,7 +184,7 @@ class Keys:
 
 
 class TerminalKeys:
-    """Context manager that reads the terminal and writes to the mailbox, once there is one.
+    """Context manager that reads the terminal and writes to the mailbox, once there is one. It may change.
 
     Esc calls `on_emergency` at once, also before there is a mailbox.
     """
@@ -264,7 +267,10 @@ class TerminalKeys:
                 self._report(error)
 
     def _send(self) -> None:
-        if self._writer is None and (found := self._mailbox()) is not None:
+        found = self._mailbox()
+        if found is not None and (
+            self._writer is None or self._writer.box is not found[0]
+        ):  # an arm, or the next one
             self._chooser = Chooser(selections(found[1], self._config, name="keyboard"))
             self._writer = MailboxWriter(found[0])
         if self._writer is None:

@@ -58,7 +58,7 @@ def _check_target(rig: Rig, part: ActionPart) -> None:
         axis = int(stands[0])
         raise AssertionError(
             f"axis '{_name(part, axis)}' should move by {step[axis]:.3g} {part.unit} and moved by "
-            f"{furthest[axis] * step[axis]:.2g}: the driver sends another unit, the arm is not enabled, or something blocks it"
+            f"{furthest[axis] * step[axis]:.2g}: it sends another unit, or the arm is not enabled or blocked"
         )
 
 
