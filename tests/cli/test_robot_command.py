@@ -78,6 +78,27 @@ def test_show_leaves_a_robot_alone_that_another_process_moves(arm) -> None:
         assert len(arm.arm.stops_ns) == num_stops
 
 
+def test_show_ends_by_itself_without_a_terminal(arm) -> None:
+    command = [sys.executable, "-m", "dovetail.cli", "robot", "show", "arm.yaml"]
+    shown = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=60, check=True).stdout
+    assert shown.count("of 20 observations per second") == 1
+
+
+@pytest.mark.parametrize("command", ["show", "move"])
+def test_exception_of_a_driver_is_one_line_that_names_the_robot(command, tmp_path, monkeypatch, capsys) -> None:
+    (tmp_path / "lost_arm.py").write_text(
+        "from dovetail.testing.live import LiveArm\n\n\n"
+        "class LostArm(LiveArm):\n    def observe(self):\n        raise ValueError('no answer on port 3')\n"
+    )
+    (tmp_path / "lost.yaml").write_text("robot: {type: 'lost_arm:LostArm'}")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    options = {"show": ["--once"], "move": ["--part", "arm", "--axis", "1", "--by", "0.01", "--yes"]}[command]
+    assert main(["robot", command, "lost.yaml", *options]) == 1
+    expected = "error: observe() of robot 'live_arm' failed: ValueError: no answer on port 3\n"
+    assert capsys.readouterr().err == expected
+
+
 def test_show_reports_a_robot_that_is_gone(arm, capsys) -> None:
     arm.server.close()
     assert main(["robot", "show", "arm.yaml", "--once"]) == 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import types
@@ -92,7 +93,8 @@ def test_builtin_names_follow_one_pattern() -> None:
             "task",
             "no_such_module:Task",
             "task 'no_such_module:Task': cannot import module 'no_such_module' "
-            "(ModuleNotFoundError: No module named 'no_such_module')",
+            "(ModuleNotFoundError: No module named 'no_such_module'). "
+            f"{os.getcwd()} and PYTHONPATH have no no_such_module: run the command in the folder of the module",
         ),
         (
             "task",
@@ -124,6 +126,16 @@ def test_errors_are_one_line(kind: str, name: str, message: str) -> None:
     with pytest.raises(PluginError) as caught:
         resolve(kind, name)
     assert str(caught.value) == message
+
+
+def test_module_that_lacks_another_one_is_not_reported_as_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "needs_an_sdk.py").write_text("import vendor_sdk_that_is_not_here")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(PluginError) as caught:
+        resolve("robot", "needs_an_sdk:Arm")
+    assert str(caught.value).endswith("(ModuleNotFoundError: No module named 'vendor_sdk_that_is_not_here')")
 
 
 def test_any_import_error_is_a_plugin_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

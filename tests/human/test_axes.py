@@ -78,6 +78,18 @@ def test_arm_gripper_and_base_are_driven_by_part():
     assert (action["vx"], action["vy"], action["wz"]) == pytest.approx((0.4, 0.0, -0.5))
 
 
+def test_gripper_is_kept_until_it_is_commanded_and_again_after_a_release():
+    mapping = begun(robot(ARM, GRIPPER))
+    assert mapping.keeps.tolist() == [False, False, True]
+    drive(mapping, j1=1.0, opening=0.4)
+    assert mapping.keeps.tolist() == [False, False, True]
+    drive(mapping, opening=-1.0)
+    drive(mapping)
+    assert not mapping.keeps.any()
+    mapping.release()
+    assert mapping.keeps.tolist() == [False, False, True]
+
+
 def test_axis_at_zero_stands_still_although_its_limits_are_not_symmetric():
     mapping = begun(robot(BASE), speed=0.5)
     assert drive(mapping) == {"vx": 0.0, "vy": 0.0, "wz": 0.0}

@@ -43,6 +43,27 @@ def test_key_moves_while_it_repeats_and_enter_releases():
     assert keys.num_presses == 4
 
 
+def test_space_opens_a_closed_gripper_also_after_another_joint_was_chosen():
+    keys = Keys()
+    keys.press(" ", 1.0)
+    assert keys.axes(1.0)[6] == -1.0
+    keys.rest(same_gripper=True)
+    assert keys.axes(1.1)[6] == 0.0  # it keeps its state
+    keys.press(" ", 2.0)
+    assert keys.axes(2.0)[6] == 1.0
+
+
+@pytest.mark.parametrize("key", "tynxz")
+def test_gripper_key_of_an_episode_does_not_move_the_gripper_in_the_next_one(key):
+    keys = Keys()
+    keys.press(" ", 1.0)
+    keys.press(key, 2.0)
+    keys.press("w", 3.0)
+    assert keys.axes(3.0)[6] == 0.0
+    keys.press(" ", 4.0)
+    assert keys.axes(4.0)[6] == -1.0
+
+
 KNOWN = [
     b"\x1b[A",
     b"\x1b[D",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -80,3 +82,12 @@ def test_axis_that_nothing_measures_is_refused(rig) -> None:
     _, safe, _ = rig
     with pytest.raises(UsageError, match="nothing measures it"):
         plan_jog(safe.spec, Observation(time_ns=0, values={}), part="arm", axis="1", by=0.1)
+
+
+def test_axis_that_nothing_measures_is_refused_with_what_to_add(rig) -> None:
+    _, safe, _ = rig
+    parts = tuple(replace(part, measured="") if part.kind == "gripper" else part for part in safe.spec.parts)
+    with pytest.raises(
+        UsageError, match=r"'gripper' cannot be jogged: nothing measures it\. .* `measured` of the part"
+    ):
+        plan_jog(replace(safe.spec, parts=parts), safe.observe(), part="gripper", axis="1", by=-0.1)

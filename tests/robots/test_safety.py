@@ -539,3 +539,15 @@ def test_no_command_passes_while_there_is_a_stop_reason() -> None:
     robot.observe()
     robot.hold()
     assert len(probe.sent) == 2
+
+
+def test_driver_that_returns_nothing_is_told_what_to_return() -> None:
+    class Forgetful(Probe):
+        def send(self, action: Array) -> Array:
+            super().send(action)
+            return None  # type: ignore[return-value]
+
+    robot = SafeRobot(Forgetful(), SafetyConfig(), SimulatedClock())
+    robot.observe()
+    with pytest.raises(RobotFault, match=r"send\(\) must return the executed action, float32\[7\]"):
+        robot.send(np.zeros(7, np.float32))

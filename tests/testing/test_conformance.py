@@ -21,6 +21,7 @@ from dovetail.config.plugins import BUILTIN, config_model, resolve
 from dovetail.core.clock import NS_PER_S
 from dovetail.core.contracts import Robot
 from dovetail.core.errors import SpecMismatch
+from dovetail.core.specs import ActionPart, ArraySpec, RobotSpec
 from dovetail.core.types import (
     ActContext,
     ActionChunk,
@@ -270,6 +271,53 @@ def test_reversed_joint_targets_are_found(start: float) -> None:
 
     with pytest.raises(AssertionError, match="the driver reverses the axis, or uses another unit or zero"):
         check_robot(ReversedJoints)
+
+
+class TwoJoints:
+    """A real arm that is at its target at once."""
+
+    def __init__(self, executed: Callable[[Array], Array]) -> None:
+        joints = ("shoulder", "elbow")
+        part = ActionPart(
+            name="arm", kind="joint_target", unit="rad", names=joints, low=(-2.0, -2.0), high=(2.0, 2.0),
+            max_speed=(2.0, 2.0), measured="joint_pos",
+        )  # fmt: skip
+        self.spec = RobotSpec(
+            name="two_joints", embodiment="two_joints", observation={"joint_pos": ArraySpec(shape=(2,), names=joints)},
+            parts=(part,), control_hz=50.0,
+        )  # fmt: skip
+        self._executed, self._joints = executed, np.zeros(2, np.float32)
+
+    def observe(self) -> Observation:
+        return Observation(time_ns=time.monotonic_ns(), values={"joint_pos": self._joints.copy()})
+
+    def send(self, action: Array) -> Array:
+        self._joints = self._executed(action.copy()).astype(np.float32)
+        return action.copy()
+
+    def stop(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize(
+    "executed",
+    [
+        np.radians,  # the SDK takes degrees and gets rad
+        np.zeros_like,  # the motors are off
+        lambda action: action * np.array([0.01, 1.0]),  # one joint in percent
+    ],
+)
+def test_joint_that_hardly_moves_is_found(executed: Callable[[Array], Array]) -> None:
+    robot = TwoJoints(executed)
+    with pytest.raises(
+        AssertionError, match=r"axis 'shoulder' should move by 0\.05 rad and moved by [\de.-]+: it sends"
+    ):
+        check_robot(lambda: robot)
+
+
+def test_joint_that_falls_short_of_its_target_passes() -> None:
+    robot = TwoJoints(lambda action: 0.5 * action)
+    check_robot(lambda: robot, num_ticks=5)
 
 
 @pytest.mark.parametrize("call", ["send", "observe"])

@@ -296,6 +296,8 @@ class ControlLoop:
         """The person's action. If the person drives only some axes, the policy drives the others, or they stand still
         while it has no plan. A plan stays valid then; after a takeover of the whole robot it is out of date."""
         action = np.asarray(human.action, np.float32)
+        if human.keeps is not None and human.keeps.any():
+            action = np.where(human.keeps, self._robot.holding_action(), action)
         if human.axes is None:
             if self._planner:
                 self._planner.interrupt()

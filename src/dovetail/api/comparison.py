@@ -15,6 +15,7 @@ from dovetail.api.contenders import (
     settings_of,
     shared_stop,
 )
+from dovetail.api.links import OnLink, connect_nothing
 from dovetail.api.names import RUNS_DIR
 from dovetail.api.opened_run import Run
 from dovetail.api.weights import WeightSource, find_weights
@@ -114,6 +115,7 @@ def compare(
     on_pair: OnPair = lambda comparison: None,
     should_stop: Callable[[], bool] = lambda: False,
     announce: Callable[[str], None] = lambda line: None,
+    on_link: OnLink = connect_nothing,
 ) -> Comparison:
     """Play A and B in turns until the test has an answer, at most `num_episodes` each.
 
@@ -141,7 +143,9 @@ def compare(
     with shared_stop(sources) as stop:
         player = PairedPlayer(should_stop=should_stop)
         try:
-            contenders = make_contenders(sources, configs, stop=stop, robot=robot, announce=announce)
+            contenders = make_contenders(
+                sources, configs, stop=stop, robot=robot, announce=announce, on_link=on_link
+            )
             names = [name_of(source, player, one) for source, one in zip(sources, contenders, strict=True)]
             comparison = replace(comparison, names=(names[0], names[1]), same_resets=player.simulated)
             comparison = _play(comparison, player, contenders, on_pair)

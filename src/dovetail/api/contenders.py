@@ -7,6 +7,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from dovetail.api.links import OnLink
 from dovetail.api.weights import WeightSource, brings_weights
 from dovetail.config.load import Overrides, load_saved
 from dovetail.config.schema import RunConfig
@@ -79,6 +80,7 @@ def make_contenders(
     stop: RunStop | None,
     robot: str | None,
     announce: Callable[[str], None],
+    on_link: OnLink,
 ) -> list[Contender]:
     from dovetail.live.link import LiveLink, stop_help
     from dovetail.runs.paired_play import Contender
@@ -96,13 +98,16 @@ def make_contenders(
         folder = source.folder.path
 
         def link(spec: RobotSpec) -> LiveLink:
-            return LiveLink(
+            link = LiveLink(
                 folder,
                 robot=spec,
                 stop=stop,
                 arm=robot or "robot",
                 announce=lambda line: announce_once(line, folder.absolute()),
             )
+            assert stop is not None  # otherwise there is no link
+            on_link(config, link, spec, stop)
+            return link
 
         def read(assembly: Assembly) -> WeightSnapshot | None:
             return None if brings_weights(config) else source.snapshot(assembly)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from dovetail.api.links import OnLink, connect_nothing
 from dovetail.api.names import RUNS_DIR
 from dovetail.api.opened_run import Run
 from dovetail.api.readiness import refuse_without_verdict
@@ -105,6 +106,7 @@ def evaluate(
     on_episode: OnEpisode = lambda performance, total: None,
     should_stop: Callable[[], bool] = lambda: False,
     announce: Callable[[str], None] = lambda line: None,
+    on_link: OnLink = connect_nothing,
 ) -> Evaluation:
     """Evaluate a run's newest weights, a `version` of them, its `best` checkpoint, or a checkpoint by its path.
 
@@ -121,7 +123,7 @@ def evaluate(
         config = config.model_copy(update={"run": config.run.model_copy(update={"seed": seed})})
     arms, label, used, not_recorded = [], "", None, ""
     for robot, own in _arms(config):
-        with _link_maker(source.folder.path, robot, announce) as link:
+        with _link_maker(source.folder.path, robot, own, announce, on_link) as link:
             arm, label, used = _evaluate_arm(
                 source,
                 own,
@@ -200,7 +202,7 @@ def _evaluate_arm(
 
 @contextmanager
 def _link_maker(
-    folder: Path, robot: str | None, announce: Callable[[str], None]
+    folder: Path, robot: str | None, config: RunConfig, announce: Callable[[str], None], on_link: OnLink
 ) -> Iterator[Callable[[RobotSpec], LiveLink] | None]:
     """With it, `dovetail stop` and the console can stop the arm. None if the run is active or its folder is read-only."""
     from dovetail.live.link import LiveLink
@@ -209,8 +211,14 @@ def _link_maker(
     if stop is None:
         yield None
         return
+
+    def make(spec: RobotSpec) -> LiveLink:
+        link = LiveLink(folder, robot=spec, stop=stop, arm=robot or "robot", announce=announce)
+        on_link(config, link, spec, stop)
+        return link
+
     with stop:
-        yield lambda spec: LiveLink(folder, robot=spec, stop=stop, arm=robot or "robot", announce=announce)
+        yield make
 
 
 def _new_stop(folder: Path) -> RunStop | None:

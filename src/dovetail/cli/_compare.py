@@ -10,6 +10,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from dovetail.api.comparison import Comparison, compare
+from dovetail.cli._judging_keys import JudgingKeys
 from dovetail.cli._session import STOPPED
 from dovetail.cli._stop import StopFlag
 from dovetail.cli._terminal import console, say
@@ -27,6 +28,7 @@ def show_comparison(a: str, b: str, *, json_file: Path | None, quiet: bool, **op
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with (
         StopFlag() as stop,
+        JudgingKeys() as keys,
         Progress(*columns, console=console, transient=True, disable=quiet or not console.is_terminal) as bar,
     ):
         task = bar.add_task("comparing", total=options["num_episodes"])
@@ -34,7 +36,7 @@ def show_comparison(a: str, b: str, *, json_file: Path | None, quiet: bool, **op
         def show(so_far: Comparison) -> None:
             bar.update(task, completed=len(so_far.scores), description=f"comparing, {_difference(so_far)}")
 
-        result = compare(a, b, **options, on_pair=show, should_stop=stop, announce=say)
+        result = compare(a, b, **options, on_pair=show, should_stop=stop, announce=say, on_link=keys)
     if not result.scores:
         say("stopped before the first pair of episodes ended; nothing was recorded")
         return STOPPED

@@ -8,6 +8,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from dovetail.api.evaluation import evaluate
 from dovetail.cli._figures import evaluation_lines
+from dovetail.cli._judging_keys import JudgingKeys
 from dovetail.cli._session import STOPPED
 from dovetail.cli._stop import StopFlag
 from dovetail.cli._terminal import console, say
@@ -20,6 +21,7 @@ def show_evaluation(target: str, *, quiet: bool, **options: Any) -> int:
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with (
         StopFlag() as stop,
+        JudgingKeys() as keys,
         Progress(*columns, console=console, transient=True, disable=quiet or not console.is_terminal) as bar,
     ):
         task = bar.add_task("evaluating", total=None)
@@ -28,7 +30,7 @@ def show_evaluation(target: str, *, quiet: bool, **options: Any) -> int:
             text = f"evaluating: {performance.headline}"
             bar.update(task, completed=performance.num_episodes, total=total, description=text)
 
-        result = evaluate(target, **options, on_episode=show, should_stop=stop, announce=say)
+        result = evaluate(target, **options, on_episode=show, should_stop=stop, announce=say, on_link=keys)
     for arm in result.arms:
         if arm.performance is None or not arm.complete:
             say(f"stopped after {len(arm.scores)} of {arm.num_requested} episodes; nothing was recorded")

@@ -31,6 +31,7 @@ from dovetail.runs.assembly.robot_access import load_robot, open_workcell
 __all__ = ["move", "show", "write_server_file", "write_spec"]
 
 _DRAW_S = 0.2
+_ONCE_S = 1.0
 _PICTURE_S = 1.0
 _STOPPED = 130  # exit code
 _CONNECT_S = 5.0
@@ -52,6 +53,8 @@ def show(
     config = _config(arguments, arm)
     with open_workcell(config) as workcell, StopFlag() as stop:
         look = RobotLook(workcell.driver, workcell.clock)
+        if not console.is_terminal and seconds is None:  # a file or pipe gets one table, not one per second
+            seconds = _ONCE_S
         end_s = None if seconds is None else time.monotonic() + seconds
         spec = workcell.robot.spec
         look.tick()
@@ -171,7 +174,8 @@ def move(
             lock.acquire()
         try:
             robot = workcell.robot
-            jog = plan_jog(robot.spec, workcell.driver.observe(), part=part, axis=axis, by=by, speed_share=speed)
+            seen = RobotLook(workcell.driver, workcell.clock).tick()
+            jog = plan_jog(robot.spec, seen, part=part, axis=axis, by=by, speed_share=speed)
             say(f"{'simulated ' if is_simulated else ''}robot '{robot.spec.name}', {jog}")
             if not yes and not _is_confirmed():
                 say("not moved")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -70,8 +71,12 @@ def start(command: Command, request: Request, *, overrides: tuple[str, ...] = ()
         ):
             try:
                 with_console = command != "train" and _with_console(folder, request)
+                # offline learning needs no person
+                needs_keys = command != "train" or evaluate or sys.stdin.isatty()
                 with (
-                    _operator_links(folder, request, stop, with_console=with_console) as link,
+                    _operator_links(
+                        folder, request, stop, with_console=with_console, needs_keys=needs_keys
+                    ) as link,
                     view_for(console, quiet=request.quiet, has_operator=has_operator(folder.config)) as view,
                 ):
                     options["on_progress"] = view
@@ -123,10 +128,10 @@ def _finish(command: Command, folder: RunFolder, *, evaluate: bool) -> None:
 
 @contextmanager
 def _operator_links(
-    folder: RunFolder, request: Request, stop: RunStop, *, with_console: bool
+    folder: RunFolder, request: Request, stop: RunStop, *, with_console: bool, needs_keys: bool
 ) -> Iterator[Callable[[RobotSpec], LiveLink]]:
     """Start the console or the terminal keyboard if requested; yields what makes the run's link to them."""
-    keyboard = folder.config.operator.type == "keyboard"
+    keyboard = folder.config.operator.type == "keyboard" and needs_keys
     if keyboard and with_console:
         raise UsageError("operator 'keyboard' and --console cannot drive one arm together: use only one of them")
     if keyboard and folder.config.runtime == "ray":  # the arm is in another process, perhaps on another machine

@@ -36,7 +36,12 @@ def show(
     arguments: Arguments = None,
     arm: Arm = None,
     seconds: Annotated[
-        float | None, typer.Option("--seconds", min=0.1, help="Stop after this time. Default: at Ctrl-C.")
+        float | None,
+        typer.Option(
+            "--seconds",
+            min=0.1,
+            help="Stop after this time. Default: at Ctrl-C; without a terminal, after a second.",
+        ),
     ] = None,
     once: Annotated[bool, typer.Option("--once", help="Observe for a second, print once and exit.")] = False,
     pictures: Annotated[

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.metadata import entry_points
@@ -314,7 +315,10 @@ def _load(plugin: Plugin) -> type:
         found: object = importlib.import_module(module_name)
     except Exception as problem:  # a foreign module may raise anything
         reason = " ".join(f"{type(problem).__name__}: {problem}".split())
-        raise PluginError(f"{what}: cannot import module '{module_name}' ({reason})") from problem
+        where = ""
+        if plugin.origin == "module" and isinstance(problem, ModuleNotFoundError) and problem.name == module_name:
+            where = f". {os.getcwd()} and PYTHONPATH have no {module_name}: run the command in the folder of the module"
+        raise PluginError(f"{what}: cannot import module '{module_name}' ({reason}){where}") from problem
     for part in attribute.split("."):
         if not hasattr(found, part):
             names = [name for name, value in vars(found).items() if isinstance(value, type)]

@@ -132,11 +132,14 @@ class HumanInput:
     """One poll of an operator: an action while the operator drives, and an event if there is one.
 
     With `axes`, a mask bool [A], the operator drives only these axes of the action. The policy keeps the others.
+    Axes in `keeps`, another mask, stand still, and their values in `action` are not used: a gripper that a person has not
+    opened or closed since the takeover keeps its grip.
     """
 
     action: Array | None = None
     event: Event | None = None
     axes: Array | None = None
+    keeps: Array | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,7 +4,7 @@
     ee_target                   the measured pose and a step; at rest the target stays
     velocity, joint_velocity    a velocity
     joint_target                the measured joints and a step; a joint that is not moved keeps its target
-    gripper                     opens above 0.5, closes below -0.5, otherwise keeps its state
+    gripper                     opens above 0.5, closes below -0.5, otherwise keeps its state, see `AxisMapping.keeps`
 
 There is one axis for each axis of the action. After them come six Cartesian axes for each part with joints: they move it by
 inverse kinematics (`human.kinematics`) if its geometry is known. An axis at 0 stands still. Other kinds of parts cannot be
@@ -116,6 +116,15 @@ class AxisMapping:
         for part in self._parts:
             part.release()
 
+    @property
+    def keeps(self) -> Array:
+        """Mask bool [A] of the axes that stand still until the operator commands them: grippers. An object holds a gripper
+        open, so its measured opening is not what was commanded; and some grippers measure nothing."""
+        mask = np.zeros(self._low.shape, np.bool_)
+        for part in self._parts:
+            mask[part.axes] = part.keeps
+        return mask
+
     def action(self, axes: Array, observation: Observation) -> Array:
         """float32 [A]. `axes` are those of a drive command; the Cartesian ones may be left out."""
         assert self.refusal is None, self.refusal
@@ -134,6 +143,7 @@ class _PartMapping:
 
     refusal: str | None = None
     kinematics: Kinematics | None = None
+    keeps: Array | bool = False
 
     def __init__(self, robot: RobotSpec, part: ActionPart, *, speed: float) -> None:
         self._part, self._speed = part, speed
@@ -294,16 +304,18 @@ class _Pose(_PartMapping):
 class _Gripper(_PartMapping):
     def __init__(self, robot: RobotSpec, part: ActionPart, *, speed: float) -> None:
         super().__init__(robot, part, speed=speed)
-        self._command: Array | None = None
+        self.begin()
 
     def begin(self) -> None:
-        self._command = None
+        self._command: Array | None = None
+        self.keeps = np.ones(self._part.num_axes, np.bool_)
 
     def release(self) -> None:
-        self._command = None
+        self.begin()
 
     def action(self, moves: Array, observation: Observation) -> Array:
         moves = moves[self.axes]
+        self.keeps = self.keeps & (np.abs(moves) <= _GRIP)
         if self._command is None:
             seen = self._measured(observation)
             self._command = self._high if seen is None else np.clip(seen, self._low, self._high)

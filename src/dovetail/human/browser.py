@@ -145,7 +145,7 @@ class OperatorWithConsole:
             self._pause_inner()  # its switch must be pressed again after the console's release
         # keep a verdict of the inner operator, but not the pause of a lost device
         event = None if inner.event is Event.PAUSE else inner.event
-        return HumanInput(action=decided.action, event=event, axes=decided.axes)
+        return HumanInput(action=decided.action, event=event, axes=decided.axes, keeps=decided.keeps)
 
     def _pause_inner(self) -> None:
         if isinstance(self._inner, Pauses):

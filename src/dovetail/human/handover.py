@@ -35,6 +35,10 @@ class ActionMapping(Protocol):
     def driven(self) -> Array | None:
         """Mask [A] of the axes that the operator drives; None: all."""
 
+    @property
+    def keeps(self) -> Array | None:
+        """Mask [A] of the axes that the operator has not commanded yet; None: no axis."""
+
     def begin(self) -> None: ...
 
     def observe(self, observation: Observation) -> None: ...
@@ -123,7 +127,7 @@ class Handover:
         if self.control is Control.HUMAN:
             assert self._last is not None
             action = self._axes.action(self._last.axes, observation)
-            return HumanInput(action=action, event=event, axes=self._axes.driven)
+            return HumanInput(action=action, event=event, axes=self._axes.driven, keeps=self._axes.keeps)
         self._axes.release()
         if self.control is not Control.POLICY:
             return HumanInput(event=Event.PAUSE)

@@ -34,12 +34,15 @@ from dovetail.human.drive_settings import DriveConfig
 from dovetail.human.mailbox import EXPIRY_S, Mailbox, MailboxWriter
 from dovetail.human.selections import AXES, Chooser, selections
 
-__all__ = ["HELP", "KeyParser", "KeyboardConfig", "KeyboardOperator", "Keys", "TerminalKeys"]
+__all__ = ["HELP", "JUDGING_HELP", "KeyParser", "KeyboardConfig", "KeyboardOperator", "Keys", "TerminalKeys"]
 
 HELP = (
     "drive with w s a d r f (move), i k j l u o (rotate), space (gripper); Enter returns control to the policy. "
     "Tab chooses the arm; 1 to 9, comma and period its joint, 0 all of it. "
     "t start, p pause, y success, n failure, x discard, z reset, c acknowledge, Esc EMERGENCY STOP"
+)
+JUDGING_HELP = (
+    "t start, y success, n failure, p pause, c acknowledge, Esc EMERGENCY STOP. An evaluation allows no takeover"
 )
 ESC = "\x1b"
 MOVES = {
@@ -56,6 +59,7 @@ EVENTS = {
     "c": Event.ACKNOWLEDGE,
     ESC: Event.EMERGENCY,
 }
+_NEW_EPISODE = (Event.START, Event.SUCCESS, Event.FAILURE, Event.DISCARD, Event.RESET)
 # Arrows, Home, End, Tab, Insert, Delete, pages and function keys, with or without Shift, Alt and Ctrl. Esc before anything
 # else is an emergency stop, also in `Esc O P`, which F1 sends: a person may have typed it.
 _SEQUENCE = re.compile(
@@ -138,6 +142,7 @@ class Keys:
         self.held = False
         self.num_presses = 0  # of keys that move the arm, without repetitions
         self._grip = 0.0  # unchanged until space is pressed
+        self._last_grip = 1.0  # so that the first press closes
         self._until_s: dict[str, float] = {}
         self._last_s: dict[str, float] = {}
 
@@ -150,18 +155,24 @@ class Keys:
             self.num_presses += not (repeats and self.held)
             self.held = True
         elif key == " ":
-            self._grip = 1.0 if self._grip < 0.0 else -1.0
+            self._grip = self._last_grip = -self._last_grip
             self.num_presses += 1
             self.held = True
         elif key in ("\r", "\n"):
-            self.held, self._grip = False, 0.0
-            self._until_s.clear()
-        return EVENTS.get(key)
+            self.held = False
+            self.rest()
+        event = EVENTS.get(key)
+        if event in _NEW_EPISODE:
+            self.rest()
+        return event
 
-    def rest(self) -> None:
-        """Stop all motion, for example before the keys move something else. The gripper keeps its state."""
+    def rest(self, *, same_gripper: bool = False) -> None:
+        """Stop all motion, for example before the keys move something else. The gripper keeps its state. The next press of
+        space closes it, unless it is the `same_gripper` and is closed."""
         self._until_s.clear()
         self._grip = 0.0
+        if not same_gripper:
+            self._last_grip = 1.0
 
     def axes(self, now_s: float) -> Array:
         axes = np.zeros(len(AXES), np.float32)
@@ -173,7 +184,7 @@ class Keys:
 
 
 class TerminalKeys:
-    """Context manager that reads the terminal and writes to the mailbox, once there is one.
+    """Context manager that reads the terminal and writes to the mailbox, once there is one. It may change.
 
     Esc calls `on_emergency` at once, also before there is a mailbox.
     """
@@ -244,7 +255,7 @@ class TerminalKeys:
         elif key.isdecimal():
             chooser.choose(int(key))
         if chooser.chosen is not before:
-            self._keys.rest()
+            self._keys.rest(same_gripper=chooser.chosen.part == before.part)
             self._announce(f"keyboard: {chooser.chosen.label}")
 
     def _pass_on_emergency(self) -> None:
@@ -256,7 +267,10 @@ class TerminalKeys:
                 self._report(error)
 
     def _send(self) -> None:
-        if self._writer is None and (found := self._mailbox()) is not None:
+        found = self._mailbox()
+        if found is not None and (
+            self._writer is None or self._writer.box is not found[0]
+        ):  # an arm, or the next one
             self._chooser = Chooser(selections(found[1], self._config, name="keyboard"))
             self._writer = MailboxWriter(found[0])
         if self._writer is None:

@@ -80,6 +80,7 @@ class LeaderMapping:
                 f"operator 'leader': no axis of leader '{leader.name}' ({', '.join(leader.axes)}) has the name of a joint "
                 f"of robot '{robot.name}' ({', '.join(robot.action.names)}). Set operator.joints"
             )
+        self.keeps: Array | None = None  # the leader has a position for each axis
         self.driven: Array | None = np.zeros(robot.action.shape, np.bool_)
         self._at = np.array([axis.at for axis in self._axes])
         self.driven[self._at] = True

@@ -128,7 +128,7 @@ class PedalOperator(DeviceOperator):
                 self._inner.release_pose()  # it does not drive now, even if its own switch is held
             return pedal if pedal.event is not None else HumanInput(event=inner.event)
         # pressed: the other operator drives; without its action the arm stands still
-        action = pedal.action if inner.action is None else inner.action
+        driving = pedal if inner.action is None else inner
         if inner.action is not None:
             self.release_pose()  # standing still begins where the other operator leaves the arm
-        return HumanInput(action=action, event=inner.event, axes=self.drives)
+        return HumanInput(action=driving.action, event=inner.event, axes=self.drives, keeps=driving.keeps)

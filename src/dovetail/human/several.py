@@ -130,12 +130,15 @@ class SeveralOperators:
         if not driving:
             return HumanInput(event=event or (Event.PAUSE if self._is_paused else None))
         action, axes = np.zeros(self._taken.shape, np.float32), np.zeros(self._taken.shape, np.bool_)
+        keeps = np.zeros(self._taken.shape, np.bool_)
         for number in driving:
-            given, mask = polled[number].action, self._masks[number]
-            assert given is not None
-            action[mask] = given[mask]
+            given, mask = polled[number], self._masks[number]
+            assert given.action is not None
+            action[mask] = given.action[mask]
             axes |= mask
-        return HumanInput(action=action, event=event, axes=axes)
+            if given.keeps is not None:
+                keeps |= given.keeps & mask
+        return HumanInput(action=action, event=event, axes=axes, keeps=keeps)
 
 
 def _spend_press(operator: Operator) -> None:

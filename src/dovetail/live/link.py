@@ -229,6 +229,10 @@ class LiveLink:
     def waits(self) -> bool:
         return self._waits or self.attended
 
+    def wait_after_faults(self) -> None:
+        """A person is there who can acknowledge a fault, although no console is open."""
+        self._waits = True
+
     def was_stopped(self, since: int) -> bool:
         """Whether an emergency stop was pressed for this arm after `since`, a `stop.position`."""
         return self.mailbox.emergency or self.stop.last_press(self._arm) >= since

@@ -68,9 +68,12 @@ def plan_jog(
     start = _measured(found, number, observation)
     needs_start = not found.is_delta and not found.is_velocity
     if needs_start and start is None:
-        raise UsageError(
-            f"axis '{name}' of part '{part}' cannot be jogged: nothing measures it, or it is a rotation"
+        why = (
+            "it is a rotation, and the measured pose does not tell its angle"
+            if found.frame and number >= 3
+            else "nothing measures it. Let the robot observe it and name the observation in `measured` of the part"
         )
+        raise UsageError(f"axis '{name}' of part '{part}' cannot be jogged: {why}")
     low, high = found.low[number], found.high[number]
     if needs_start and start is not None and not low <= start + by <= high:
         raise UsageError(

@@ -354,7 +354,8 @@ class SafeRobot:
         except Exception as error:
             raise self._trip(f"send() failed: {error!r}") from error
         if executed.shape != wanted.shape or not np.isfinite(executed).all():
-            raise self._trip(f"send() returned {executed.tolist()} as the executed action")
+            expected = f"the executed action, {self._spec.action.describe()}"
+            raise self._trip(f"send() must return {expected}, got {executed.tolist()}")
         if (why := self._fault or self._stop_reason()) is not None:  # stopped while send() was under way
             raise self._trip(why)
         self._move = executed - self._limiter.hold()

@@ -16,12 +16,15 @@ __all__ = ["STEP", "check_directions"]
 
 STEP = 0.05  # of an axis' range, and at most 0.05 rad or m
 _NUM_TICKS, _SETTLE_TICKS = 5, 3
+_LATE_S = 1.0  # an arm may execute a command late
+_STANDS = 0.1  # share of the commanded motion; with degrees and rad confused, an axis moves 0.017 of it
 _AWAY = 1.5  # a target that is this much further away than at the start is not approached
 _BACKWARD = 0.3  # share of the commanded motion
 
 
 def check_directions(rig: Rig) -> None:
-    """Raise AssertionError if an axis moves against its command. Axes that nothing measures, or that do not move, pass."""
+    """Raise AssertionError if an axis moves against its command, or if a joint of a real robot ignores its target. Axes that
+    nothing measures pass, and so do those of a simulated robot that do not move."""
     rig.safe.observe()
     for part in rig.spec.parts:
         if not _width(rig, part):
@@ -33,25 +36,41 @@ def check_directions(rig: Rig) -> None:
 
 
 def _check_target(rig: Rig, part: ActionPart) -> None:
-    """A target near the measured position must come nearer."""
+    """A target near the measured position must come nearer, and a real robot must move towards it."""
     num_axes = 3 if part.kind == "ee_target" else part.num_axes  # a turned pose is not compared
     axes = _axes(rig, part, num_axes)
     low, high = (bound[axes] for bound in rig.spec.action.bounds)
+    step = STEP * np.minimum(np.degrees(1.0) if part.unit == "deg" else 1.0, 0.5 * (high - low))
+    furthest = np.zeros(num_axes)  # share of the step
     for sign in (1.0, -1.0):
         start = _measured(part, _settled(rig))[:num_axes]
-        step = STEP * np.minimum(1.0, 0.5 * (high - low))
         inward = np.where((start + sign * step > high) | (start + sign * step < low), -sign, sign)
         target = start + inward * step
-        for _ in range(_NUM_TICKS):
-            away = np.abs(target - _measured(part, _step(rig, axes, target))[:num_axes])
-            wrong = np.flatnonzero(away > _AWAY * step)
-            if wrong.size:
-                rig.safe.stop()
-                axis = int(wrong[0])
-                raise AssertionError(
-                    f"axis '{_name(part, axis)}' was {step[axis]:.3g} {part.unit} from its target and is now "
-                    f"{away[axis]:.3g} away: the driver reverses the axis, or uses another unit or zero"
-                )
+        for tick in range(_NUM_TICKS + round(_LATE_S * rig.spec.control_hz)):
+            if tick >= _NUM_TICKS and (rig.simulated or (furthest >= _STANDS).all()):
+                break
+            here = _measured(part, _step(rig, axes, target))[:num_axes]
+            _refuse_moving_away(rig, part, away=np.abs(target - here), step=step)
+            furthest = np.maximum(furthest, np.abs(here - start) / step)
+    stands = np.flatnonzero(furthest < _STANDS)
+    if stands.size and not rig.simulated:
+        rig.safe.stop()
+        axis = int(stands[0])
+        raise AssertionError(
+            f"axis '{_name(part, axis)}' should move by {step[axis]:.3g} {part.unit} and moved by "
+            f"{furthest[axis] * step[axis]:.2g}: it sends another unit, or the arm is not enabled or blocked"
+        )
+
+
+def _refuse_moving_away(rig: Rig, part: ActionPart, *, away: Array, step: Array) -> None:
+    wrong = np.flatnonzero(away > _AWAY * step)
+    if wrong.size:
+        rig.safe.stop()
+        axis = int(wrong[0])
+        raise AssertionError(
+            f"axis '{_name(part, axis)}' was {step[axis]:.3g} {part.unit} from its target and is now "
+            f"{away[axis]:.3g} away: the driver reverses the axis, or uses another unit or zero"
+        )
 
 
 def _check_motion(rig: Rig, part: ActionPart) -> None:

@@ -33,7 +33,8 @@ def check_robot(make_robot: Callable[[], Robot], *, num_ticks: int = 20, seed: i
 
     Each axis moves by up to 5 % of its range, and at most 0.05 rad or m per command. `make_robot` returns a robot that is
     ready to move, with room around it. A simulated robot is built several times, equal each time. It is also checked that
-    no measured axis moves against its command, and that a call on hardware takes less than half a tick.
+    no measured axis moves against its command. On hardware, each joint must move when it gets a new target, and a call
+    must take less than half a tick.
     """
     robot = make_robot()
     expect(
