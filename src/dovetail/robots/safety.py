@@ -28,11 +28,12 @@ from dovetail.core.errors import ConfigError, RobotFault, SpecMismatch, StaleObs
 from dovetail.core.specs import RobotSpec
 from dovetail.core.types import Array, Observation
 from dovetail.robots.camera_check import CameraCheck
-from dovetail.robots.limits import ActionLimits, Reason, Vector
+from dovetail.robots.limits import ActionLimits, MeasuredJumps, Reason, Vector
 
 __all__ = ["Reason", "SafeRobot", "SafetyConfig", "SafetyReport", "Workspace"]
 
 _STALE_TICKS, _STOP_TICKS = 3, 10
+_MAX_LOOKS = 4  # at a robot after a reset, until two in a row agree
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,6 +70,8 @@ class SafeRobot:
             raise ConfigError(f"safety.stop_after_s ({stop_s}) is below safety.stale_after_s ({stale_s})")
         self._stale_ns, self._stop_ns = int(stale_s * NS_PER_S), int(stop_s * NS_PER_S)
         self._cameras = CameraCheck(self._spec, config, simulated=self._simulated)
+        self._jumps = MeasuredJumps(self._spec, config, simulated=self._simulated)
+        self._tick_ns = int(tick_s * NS_PER_S)
         self._max_bad_actions = config.max_bad_actions
         self._checked = tuple(
             (key, spec.shape, spec.dtype.startswith("float")) for key, spec in self._spec.observation.items()
@@ -198,18 +201,20 @@ class SafeRobot:
         self._command_times[1] = time.monotonic_ns()
 
     def observe(self) -> Observation:
-        try:
-            observation = self.__robot.observe()
-        except Exception as error:
-            raise self._trip(f"observe() failed: {error!r}") from error
+        observation = self._look()
+        if self._jumps.is_on and self._time_ns is None and self._fault is None:
+            observation = self._confirmed(observation)
         self._problem = self._find_problem(observation)
         self._frozen = self._find_frozen(observation)
         if self._problem is None and self._is_newer(observation.time_ns):
-            # otherwise the last valid observation becomes stale
-            self._time_ns = self._newest_ns = observation.time_ns
-            self._fresh_ns = min(observation.time_ns, self.__clock.now_ns())
-            self._limiter.measure(observation.values, self._fresh_ns)
-            self._on_measurement(observation)
+            now_ns = self.__clock.now_ns()
+            fresh_ns = min(observation.time_ns, now_ns)
+            self._problem = self._find_jump(observation, fresh_ns, now_ns)
+            if self._problem is None:  # otherwise the last valid observation becomes stale
+                self._time_ns, self._newest_ns, self._fresh_ns = observation.time_ns, observation.time_ns, fresh_ns
+                self._jumps.accept(observation.values, fresh_ns)
+                self._limiter.measure(observation.values, fresh_ns)
+                self._on_measurement(observation)
         return observation
 
     def largest_steps(self) -> Array:
@@ -296,6 +301,7 @@ class SafeRobot:
 
     def _forget(self) -> None:
         self._time_ns, self._problem, self._move = None, None, None
+        self._jumps.restart()
 
     def _vector(self, action: Array) -> Vector:
         try:
@@ -326,6 +332,41 @@ class SafeRobot:
             if is_float and not np.isfinite(value).all():
                 return f"observation '{key}' is not finite"
         return self._limiter.find_problem(observation.values)
+
+    def _look(self) -> Observation:
+        try:
+            return self.__robot.observe()
+        except Exception as error:
+            raise self._trip(f"observe() failed: {error!r}") from error
+
+    def _confirmed(self, first: Observation) -> Observation:
+        """The first observation after a reset. If the robot is not where it was last measured, nothing tells whether it was
+        moved or the measurement is wrong: look again until two in a row agree. Raises RobotFault if they never do."""
+        jump: str | None = None
+        for _ in range(_MAX_LOOKS):
+            if self._find_problem(first) is not None or self._jumps.is_near(first.values):
+                return first
+            self.__clock.sleep_until(self.__clock.now_ns() + self._tick_ns)
+            second = self._look()
+            if self._find_problem(second) is not None:
+                return second
+            seconds = (second.time_ns - first.time_ns) / NS_PER_S
+            jump = self._jumps.between(first.values, second.values, min(seconds, self._tick_ns / NS_PER_S))
+            if jump is None:
+                return second
+            first = second
+        raise self._trip(f"no two of the first measurements agree: {jump}")
+
+    def _find_jump(self, observation: Observation, fresh_ns: int, now_ns: int) -> str | None:
+        """Describe a measured motion that is not possible. Raises RobotFault if that has lasted too long."""
+        if not self._jumps.is_on or self._time_ns is None:
+            return None
+        jump, is_fault = self._jumps.find(observation.values, fresh_ns, now_ns)
+        if is_fault and self._fault is None:
+            assert jump is not None
+            self._problem = jump
+            raise self._trip(jump, reason=Reason.BAD_OBSERVATION)
+        return jump
 
     def _find_frozen(self, observation: Observation) -> bool:
         """Whether a camera has stopped. Raises RobotFault if it stopped too long ago."""
