@@ -24,7 +24,7 @@ from dovetail.config.safety import SafetyConfig, Workspace
 from dovetail.core.abilities import HearsAcknowledgement, PreparesReset, UsesBuffers
 from dovetail.core.clock import NS_PER_S
 from dovetail.core.contracts import Clock, Robot, SimulatedRobot
-from dovetail.core.errors import ConfigError, RobotFault, SpecMismatch, StaleObservation, one_line
+from dovetail.core.errors import ConfigError, RobotFault, SpecMismatch, StaleObservation, one_line, stop_failure
 from dovetail.core.specs import RobotSpec
 from dovetail.core.types import Array, Observation
 from dovetail.robots.camera_check import CameraCheck
@@ -197,6 +197,14 @@ class SafeRobot:
         self._forget()
 
     def stop(self) -> None:
+        """Stop the robot. A failure is latched as a fault, unless there is one already: the robot may move on."""
+        try:
+            self.__stop()
+        except Exception as error:
+            self.latch(stop_failure(error))
+            raise
+
+    def __stop(self) -> None:
         self.__robot.stop()
         self._command_times[1] = time.monotonic_ns()
 
@@ -280,7 +288,7 @@ class SafeRobot:
         if self._time_ns is None:
             why = self._problem or "no observation since the reset or acknowledgement. Call observe() first"
             try:
-                self.stop()
+                self.__stop()
             except Exception as error:  # the arm may move on: only a person can decide that it does not
                 raise self._trip(why) from error
             self._note(Reason.BAD_OBSERVATION if self._problem else Reason.NO_OBSERVATION)
@@ -407,9 +415,9 @@ class SafeRobot:
         is_first = self._fault is None
         self.latch(why)  # before stop(), which may hang
         try:
-            self.stop()
+            self.__stop()
         except Exception as error:  # reported with the fault
-            why = f"{why}; stop() failed too: {error!r}"
+            why = f"{why}; {stop_failure(error)}"
             if is_first:
                 self._fault = why
         self._note(Reason.FAULT | reason)
