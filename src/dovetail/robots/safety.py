@@ -33,7 +33,7 @@ from dovetail.robots.limits import ActionLimits, MeasuredJumps, Reason, Vector
 __all__ = ["Reason", "SafeRobot", "SafetyConfig", "SafetyReport", "Workspace"]
 
 _STALE_TICKS, _STOP_TICKS = 3, 10
-_MAX_LOOKS = 4  # at a robot after a reset, until two in a row agree
+_MAX_LOOKS = 4  # at a robot after a reset or a gap, until two in a row agree
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -210,7 +210,7 @@ class SafeRobot:
 
     def observe(self) -> Observation:
         observation = self._look()
-        if self._jumps.is_on and self._time_ns is None and self._fault is None:
+        if self._jumps.is_on and self._fault is None and self._has_gap():
             observation = self._confirmed(observation)
         self._problem = self._find_problem(observation)
         self._frozen = self._find_frozen(observation)
@@ -347,9 +347,14 @@ class SafeRobot:
         except Exception as error:
             raise self._trip(f"observe() failed: {error!r}") from error
 
+    def _has_gap(self) -> bool:
+        """Whether the robot may have moved far since the last accepted observation."""
+        is_old = self._time_ns is None or self.__clock.now_ns() - self._fresh_ns > self._stale_ns
+        return is_old and not self._jumps.is_refusing
+
     def _confirmed(self, first: Observation) -> Observation:
-        """The first observation after a reset. If the robot is not where it was last measured, nothing tells whether it was
-        moved or the measurement is wrong: look again until two in a row agree. Raises RobotFault if they never do."""
+        """The first observation after a reset or a gap. If the robot is not where it was last measured, nothing tells whether
+        it has moved or the measurement is wrong: look again until two in a row agree. Raises RobotFault if they never do."""
         jump: str | None = None
         for _ in range(_MAX_LOOKS):
             if self._find_problem(first) is not None or self._jumps.is_near(first.values):

@@ -39,6 +39,11 @@ class MeasuredJumps:
         self._refused_ns: int | None = None  # of the first refused measurement in a row
         self._since_ns = 0  # when it was refused, by the filter's clock
 
+    @property
+    def is_refusing(self) -> bool:
+        """Whether the last measurement was refused. Then only a return to the last accepted one ends it."""
+        return self._refused_ns is not None
+
     def restart(self) -> None:
         """A reset or acknowledgement: the robot may be anywhere."""
         self._refused_ns = None
