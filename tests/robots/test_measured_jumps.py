@@ -118,10 +118,11 @@ def test_robot_that_was_pushed_needs_an_acknowledgement_and_is_then_accepted_whe
     arm = two_joints()
     safe, clock = guard(arm)
     arm.values["joint_pos"] += 0.5
-    with pytest.raises(RobotFault, match="was measured at 0.500 rad"):
-        for _ in range(10):
-            tick(safe, clock)
-            safe.hold()
+    for _ in range(5):
+        tick(safe, clock)
+        safe.hold()
+    with pytest.raises(RobotFault, match=r"was measured at 0\.500 rad"):
+        tick(safe, clock)
     assert (np.abs(arm.sent) <= 0.0).all()
     safe.acknowledge()
     tick(safe, clock)
@@ -224,7 +225,9 @@ def test_jump_of_an_end_effector_is_found_in_position_and_rotation(kind: str) ->
 
 
 def test_degrees_have_their_own_allowance() -> None:
-    part = replace(joints("arm", "joint_pos"), unit="deg", max_speed=(57.3, 57.3), low=(-90.0,) * 2, high=(90.0,) * 2)
+    part = replace(
+        joints("arm", "joint_pos"), unit="deg", max_speed=(57.3, 57.3), low=(-90.0,) * 2, high=(90.0,) * 2
+    )
     arm = Arm(part, joint_pos=(0.0, 0.0))
     safe, clock = guard(arm)
     for error, found in ((6.0, False), (6.6, True)):  # at most 57.3 * 0.06 + 2.86 degrees

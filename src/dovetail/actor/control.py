@@ -158,9 +158,7 @@ class ControlLoop:
             self._robot.trip(str(error))  # no effect if the filter raised it
             if not self._should_stop():
                 raise
-            return EpisodeEnd(
-                outcome=Outcome.ABORTED, judgement=None, num_steps=0, stopped=True, fault=str(error)
-            )
+            return EpisodeEnd(outcome=Outcome.ABORTED, judgement=None, num_steps=0, stopped=True, fault=str(error))
         fault = None
         try:
             outcome = self._run(on_step)

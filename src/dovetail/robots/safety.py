@@ -353,8 +353,8 @@ class SafeRobot:
         return is_old and not self._jumps.is_refusing
 
     def _confirmed(self, first: Observation) -> Observation:
-        """The first observation after a reset or a gap. If the robot is not where it was last measured, nothing tells whether
-        it has moved or the measurement is wrong: look again until two in a row agree. Raises RobotFault if they never do."""
+        """The first observation after a reset or a gap. If the robot is not where it was last measured, it was moved or the
+        measurement is wrong: look again until two in a row agree. Raises RobotFault if they never do."""
         jump: str | None = None
         for _ in range(_MAX_LOOKS):
             if self._find_problem(first) is not None or self._jumps.is_near(first.values):
