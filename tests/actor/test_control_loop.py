@@ -1,5 +1,6 @@
 """The control loop with fake robots: takeovers without jumps, holding, and every reason to stop."""
 
+import re
 import time
 import tracemalloc
 
@@ -655,3 +656,72 @@ def test_nothing_moves_before_an_acknowledgement_neither_homing_nor_the_reset(la
     assert cell.sent == []
     assert num_resets == []
     assert cell.robot.fault is not None
+
+
+def lose(cell, *, after_steps):
+    """From this step on, no call reaches the robot."""
+
+    def lost(*_):
+        raise ConnectionError("broken pipe")
+
+    send = cell.raw.send
+
+    def sends_until_lost(action):
+        if len(cell.sent) < after_steps:
+            return send(action)
+        cell.raw.observe = cell.raw.stop = cell.raw.send = lost
+        raise TimeoutError("no answer")
+
+    cell.raw.send = sends_until_lost
+
+
+@pytest.mark.parametrize("after_steps", [0, 4], ids=["before the first step", "in an episode"])
+def test_lost_robot_is_a_fault_with_its_first_cause_and_the_failed_stop(after_steps):
+    cell = FakeWorkcell()
+    observe, send, stop = cell.raw.observe, cell.raw.send, cell.raw.stop
+    lose(cell, after_steps=after_steps)
+    loop, _, _ = cell.loop(ChunkPolicy(cell.raw.spec, value=0.0))
+    expected = (
+        r"send\(\) failed: TimeoutError.*; stop\(\) failed: ConnectionError: broken pipe\. .*own emergency stop"
+    )
+    if after_steps:
+        ended = loop.run(order())
+        assert (ended.outcome, ended.num_steps) == (Outcome.ABORTED, after_steps)
+        assert re.search(expected, ended.fault)
+        assert ended.fault.count("stop() failed") == 1
+    else:
+        with pytest.raises(RobotFault, match=expected):
+            loop.run(order())
+    cell.raw.observe, cell.raw.send, cell.raw.stop = observe, send, stop
+    with pytest.raises(RobotFault, match=expected):  # it answers again, but no person has looked
+        loop.run(order())
+    cell.robot.acknowledge()
+    assert loop.run(order()).fault is None
+
+
+def test_failed_stop_after_a_complete_episode_is_a_fault():
+    cell = FakeWorkcell(max_steps=3)
+    stop = cell.raw.stop
+
+    def fails():
+        raise ConnectionError("broken pipe")
+
+    cell.raw.stop = fails
+    loop, _, _ = cell.loop(ChunkPolicy(cell.raw.spec, value=0.0))
+    ended = loop.run(order())
+    assert (ended.outcome, ended.num_steps) == (Outcome.TIMEOUT, 3)
+    assert "stop() failed: ConnectionError: broken pipe" in ended.fault
+    cell.raw.stop = stop
+    with pytest.raises(RobotFault, match="Acknowledge the fault"):
+        loop.run(order())
+
+
+def test_fault_that_the_loop_has_found_names_the_failed_stop_too():
+    cell = FakeWorkcell()
+
+    def fails():
+        raise ConnectionError("broken pipe")
+
+    cell.raw.stop = fails
+    loop, _, _ = cell.loop(ChunkPolicy(cell.raw.spec), health_check=Nervous(stop_reason=4))
+    assert re.search(r"inference has died; stop\(\) failed: ConnectionError: broken pipe", loop.run(order()).fault)

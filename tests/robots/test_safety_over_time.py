@@ -81,7 +81,7 @@ class FilterMachine(RuleBasedStateMachine):
 
     @rule()
     def observe(self) -> None:
-        self.filtered.observe(self.filtered.look())
+        self.filtered.observe(self.filtered.look(), is_true=True)
 
     @rule(back=st.integers(1, 20), late=st.booleans())
     def observe_an_old_state(self, back: int, late: bool) -> None:
@@ -96,6 +96,21 @@ class FilterMachine(RuleBasedStateMachine):
     def observe_nothing_valid(self) -> None:
         values = {key: np.full_like(value, np.nan) for key, value in self.filtered.look().values.items()}
         self.filtered.observe(Observation(time_ns=self.robot.now_ns, values=values))
+
+    @rule(size=st.floats(0.7, 3.0), sign=st.sampled_from([1.0, -1.0]), count=st.integers(1, 4), wait=st.booleans())
+    def observe_a_wrong_position(self, size: float, sign: float, count: int, wait: bool) -> None:
+        """Finite, and once or several times in a row: a checksum that was taken for data."""
+        for _ in range(count):
+            values = dict(self.filtered.look().values)
+            key = next((key for key in ("joint_pos", "ee_pose") if key in values), None)
+            if key is None:
+                return  # nothing measures a position
+            values[key] = values[key].copy()
+            values[key][0] += np.float32(sign * size)
+            self.filtered.observe(Observation(time_ns=self.robot.now_ns, values=values), is_wrong=True)
+            self.filtered.call(lambda safe: safe.send(np.full(self.robot.spec.action.shape, sign)))
+            if wait:
+                self.clock.sleep_until(self.clock.now_ns() + TICK_NS)
 
     @rule()
     def hold(self) -> None:
@@ -167,8 +182,10 @@ class Filtered:
         self.robot, self.clock = robot, clock
         self.safe = SafeRobot(robot, config, clock)
         self.is_held = False
-        self._given: Observation = robot.observe()
-        robot.observe = lambda: self._given  # type: ignore[method-assign]
+        self._given: Observation | None = None
+        robot.observe = self._observe  # type: ignore[method-assign]
+        self._is_wrong = False  # the last observation
+        self._was_true = True  # the last accepted observation had the right time
         self._newest_ns: int | None = None
         self.has_forgotten = False  # then an observation with the newest time is accepted again
         self._measured: dict[str, Array] = {}
@@ -188,15 +205,29 @@ class Filtered:
         """The true state."""
         return DelayedRobot.observe(self.robot)
 
-    def observe(self, given: Observation) -> None:
+    def _observe(self) -> Observation:
+        """What a test gives, once; then the true state."""
+        given, self._given = self._given, None
+        return self.look() if given is None else given
+
+    def observe(self, given: Observation, *, is_true: bool = False, is_wrong: bool = False) -> None:
         self._given = given
-        try:
-            self.safe.observe()
-        except RobotFault:
-            return
-        is_valid = all(np.isfinite(value).all() for value in given.values.values())
         newest_ns = given.time_ns - 1 if self._newest_ns is None else self._newest_ns - self.has_forgotten
-        if is_valid and given.time_ns > newest_ns:
+        try:
+            seen = self.safe.observe()
+        except RobotFault:
+            assert is_wrong or not self._was_true
+            self._is_wrong = is_wrong
+            return
+        is_wrong, is_true, given = is_wrong and seen is given, is_true or seen is not given, seen
+        self._is_wrong = is_wrong and given.time_ns > newest_ns
+        if self._is_wrong:
+            assert self.safe.problem is not None
+            assert "was measured at" in self.safe.problem
+        if is_true and self._was_true:
+            assert self.safe.problem is None
+        if self.safe.problem is None and given.time_ns > newest_ns:
+            self._was_true = is_true
             self._newest_ns, self.has_forgotten = given.time_ns, False
             self._measured = given.values
             self._since = sum(
@@ -216,6 +247,9 @@ class Filtered:
             return
         assert fault is None
         for time_ns, sent in self.robot.sent[num_sent:]:
+            if self._is_wrong:  # it stands still, where it was measured before
+                assert self.safe.last_report.held
+                assert not sent[self._is_delta].any()
             self._check(time_ns, sent, held=held or self.safe.last_report.held)
         self.is_held = self.safe.last_report.held and not held
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -20,7 +20,7 @@ from dovetail.actor.telemetry import Telemetry
 from dovetail.core.abilities import AsksVerdict, PlansReset, Restarts
 from dovetail.core.clock import NS_PER_S, RealClock
 from dovetail.core.contracts import Clock, GuardedRobot, Operator, Task
-from dovetail.core.errors import RobotFault
+from dovetail.core.errors import RobotError, RobotFault, one_line, stop_failure
 from dovetail.core.streams import stream
 from dovetail.core.types import Array, EpisodeOrder, Event, HumanInput, Observation, Outcome, Source
 
@@ -124,35 +124,54 @@ class ControlLoop:
         on_step: Callable[[], None] = lambda: None,
     ) -> EpisodeEnd:
         try:
-            self._first = self._board.begin(prompt=self._task.prompt)
-            on_begin(self._first)
-            try:
-                self._begin(order)
-            except StopRequested:
-                return EpisodeEnd(outcome=Outcome.ABORTED, judgement=None, num_steps=0, stopped=True)
-            except RobotFault as error:
-                self._robot.trip(str(error))  # no effect if the filter raised it
-                if not self._should_stop():
-                    raise
-                return EpisodeEnd(
-                    outcome=Outcome.ABORTED, judgement=None, num_steps=0, stopped=True, fault=str(error)
-                )
-            fault = None
-            try:
-                outcome = self._run(on_step)
-            except StopRequested:  # while a person was asked for the verdict
-                outcome, self._stopped = Outcome.ABORTED, True
-            except RobotFault as error:
-                self._robot.trip(str(error))  # no effect if the filter raised it
-                # keep the steps before the fault, for inspection
-                outcome, fault = Outcome.ABORTED, str(error)
-                self._stopped = self._should_stop()
-                if not self._num_steps and not self._stopped:
-                    raise
-            return self._finish(outcome, fault)
-        finally:
-            self._board.beat_control(0)
-            self._robot.stop()  # nothing drives the arm between episodes
+            ended = self._run_episode(order, on_begin, on_step)
+        except RobotError as error:
+            if (failure := self._leave_robot()) is not None:  # the robot is lost: a fault, with its first cause
+                raise RobotFault(_joined(one_line(error), failure)) from error
+            raise
+        except BaseException:
+            self._leave_robot()
+            raise
+        if (failure := self._leave_robot()) is None:
+            return ended
+        return replace(ended, fault=_joined(ended.fault or f"robot '{self._robot.spec.name}'", failure))
+
+    def _leave_robot(self) -> str | None:
+        """Stop: nothing drives the arm between episodes. Returns why that failed; the filter has latched a fault then."""
+        self._board.beat_control(0)
+        try:
+            self._robot.stop()
+        except Exception as error:  # any driver: a lost robot waits for a person, like every fault
+            return stop_failure(error)
+        return None
+
+    def _run_episode(
+        self, order: EpisodeOrder, on_begin: Callable[[int], None], on_step: Callable[[], None]
+    ) -> EpisodeEnd:
+        self._first = self._board.begin(prompt=self._task.prompt)
+        on_begin(self._first)
+        try:
+            self._begin(order)
+        except StopRequested:
+            return EpisodeEnd(outcome=Outcome.ABORTED, judgement=None, num_steps=0, stopped=True)
+        except RobotFault as error:
+            self._robot.trip(str(error))  # no effect if the filter raised it
+            if not self._should_stop():
+                raise
+            return EpisodeEnd(outcome=Outcome.ABORTED, judgement=None, num_steps=0, stopped=True, fault=str(error))
+        fault = None
+        try:
+            outcome = self._run(on_step)
+        except StopRequested:  # while a person was asked for the verdict
+            outcome, self._stopped = Outcome.ABORTED, True
+        except RobotFault as error:
+            self._robot.trip(str(error))  # no effect if the filter raised it
+            # keep the steps before the fault, for inspection
+            outcome, fault = Outcome.ABORTED, str(error)
+            self._stopped = self._should_stop()
+            if not self._num_steps and not self._stopped:
+                raise
+        return self._finish(outcome, fault)
 
     def _run(self, on_step: Callable[[], None]) -> Outcome:
         row = self._observe()  # may take long: a driver connects with its first observation
@@ -450,6 +469,11 @@ class ControlLoop:
             reset_s=None if reset_ns is None else reset_ns / NS_PER_S,
             has_success=self._task.spec.has_success,
         )
+
+
+def _joined(cause: str, failure: str) -> str:
+    """A fault and the failed stop after it, unless the fault names one already."""
+    return cause if "stop() failed" in cause else f"{cause}; {failure}"
 
 
 def _driven_axes(human: HumanInput) -> Array:

@@ -52,6 +52,14 @@ class SafetyConfig(Config):
     """The robot stops with a fault when a camera's newest frame is older than this."""
     camera_repeat_after_s: float | None = Field(default=None, gt=0)
     """The robot holds while a camera repeats one picture for longer than this. Null: 1 s; never if it is simulated."""
+    check_jumps: bool | None = None
+    """Whether a measured position that the robot cannot have reached is invalid. Null: yes; no if it is simulated."""
+    jump_speed_margin: float = Field(default=0.5, ge=0)
+    """A measured motion may exceed the speed limit by this fraction, in one tick more than has passed."""
+    jump_allowance: float = Field(default=0.05, ge=0)
+    """A measured motion may exceed that by this, in m or rad."""
+    jump_stop_after_s: float = Field(default=0.1, ge=0)
+    """The robot holds while a measurement is not possible, and stops with a fault after this time."""
     delay_s: float | None = Field(default=None, ge=0)
     """Longest time until a command shows in the observations. Null: three control ticks. Not for arms with a reference."""
     hold_action: tuple[float, ...] | None = None

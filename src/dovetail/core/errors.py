@@ -43,6 +43,7 @@ __all__ = [
     "did_you_mean",
     "one_line",
     "printable",
+    "stop_failure",
 ]
 
 
@@ -118,6 +119,11 @@ def one_line(error: BaseException) -> str:
     if isinstance(error, DovetailError) and message:
         return message
     return f"{kind}: {message}" if message else kind
+
+
+def stop_failure(error: BaseException) -> str:
+    """What to tell a person if `stop()` of a robot raised this error."""
+    return f"stop() failed: {one_line(error)}. The stop is not confirmed: use the robot's own emergency stop"
 
 
 def printable(text: str) -> str:

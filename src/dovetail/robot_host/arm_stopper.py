@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
-from dovetail.core.abilities import IndependentStop
+from dovetail.core.abilities import IndependentStop, StopConnection
 from dovetail.core.contracts import Robot
 from dovetail.core.errors import one_line
 
@@ -56,6 +56,16 @@ class ArmStopper:
         """As `stop`, but only over the independent connection."""
         assert self._connection is not None
         return call_within(self._connection.stop, timeout_s, name="the independent stop()")
+
+    def reconnect(self, timeout_s: float) -> None:
+        """Open the independent connection again, because the arm may have restarted. Keeps the old one if that fails."""
+        driver, opened = self._driver, list[StopConnection]()
+        if not isinstance(driver, IndependentStop):
+            return
+        problem = call_within(lambda: opened.append(driver.open_stop()), timeout_s, name="open_stop()")
+        if problem is None:
+            self.close()
+            self._connection = opened[0]
 
     def close(self) -> None:
         if self._connection is not None:

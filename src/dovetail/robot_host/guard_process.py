@@ -37,6 +37,7 @@ _POLL_S = 0.01
 _DEATH_S = 0.05  # a killed process normally ends within 2 ms
 _FIRST_STOP_S = 0.02  # the control process is ended after this time even if the independent stop() hangs
 _STOP_S = 1.0
+_RECONNECT_S = 0.25
 _RETRY_S, _MAX_RETRY_S = 0.1, 10.0  # pause after a stop() that failed; doubles each time
 _SIMULATED_CONFIRM_S = 0.5  # a tick of a simulation may take long, and its arm hurts nothing
 
@@ -122,8 +123,10 @@ class Guard:
         return self._control_died and is_at_rest(self._board.command_times)
 
     def acknowledge(self) -> None:
-        """Forget what the guard has found."""
+        """Forget what the guard has found. The arm may have restarted, or a person may have moved it."""
         self._found = None
+        if self._stopper is not None:
+            self._stopper.reconnect(_RECONNECT_S)
         if self._limits is not None:
             self._limits.restart()
         self._board.post_guard_request("")

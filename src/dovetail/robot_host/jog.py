@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,7 +11,7 @@ import numpy as np
 
 from dovetail.core.clock import NS_PER_S
 from dovetail.core.contracts import Clock
-from dovetail.core.errors import UsageError, did_you_mean
+from dovetail.core.errors import RobotError, UsageError, did_you_mean
 from dovetail.core.specs import ActionPart, RobotSpec
 from dovetail.core.types import Array, Observation
 from dovetail.robots.safety import SafeRobot
@@ -109,8 +110,14 @@ def run_jog(
             if should_stop() or (tick >= num_ticks and _has_arrived(jog, observation)):
                 break
             robot.send(_action(jog, base, tick=tick, num_ticks=num_ticks, tick_s=tick_s))
-    finally:
+    except RobotError:
+        with contextlib.suppress(Exception):  # what was raised is the cause
+            robot.stop()
+        raise
+    except BaseException:
         robot.stop()
+        raise
+    robot.stop()
     return observation
 
 

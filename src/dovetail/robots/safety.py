@@ -24,15 +24,16 @@ from dovetail.config.safety import SafetyConfig, Workspace
 from dovetail.core.abilities import HearsAcknowledgement, PreparesReset, UsesBuffers
 from dovetail.core.clock import NS_PER_S
 from dovetail.core.contracts import Clock, Robot, SimulatedRobot
-from dovetail.core.errors import ConfigError, RobotFault, SpecMismatch, StaleObservation, one_line
+from dovetail.core.errors import ConfigError, RobotFault, SpecMismatch, StaleObservation, one_line, stop_failure
 from dovetail.core.specs import RobotSpec
 from dovetail.core.types import Array, Observation
 from dovetail.robots.camera_check import CameraCheck
-from dovetail.robots.limits import ActionLimits, Reason, Vector
+from dovetail.robots.limits import ActionLimits, MeasuredJumps, Reason, Vector
 
 __all__ = ["Reason", "SafeRobot", "SafetyConfig", "SafetyReport", "Workspace"]
 
 _STALE_TICKS, _STOP_TICKS = 3, 10
+_MAX_LOOKS = 4  # at a robot after a reset or a gap, until two in a row agree
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,6 +70,8 @@ class SafeRobot:
             raise ConfigError(f"safety.stop_after_s ({stop_s}) is below safety.stale_after_s ({stale_s})")
         self._stale_ns, self._stop_ns = int(stale_s * NS_PER_S), int(stop_s * NS_PER_S)
         self._cameras = CameraCheck(self._spec, config, simulated=self._simulated)
+        self._jumps = MeasuredJumps(self._spec, config, simulated=self._simulated)
+        self._tick_ns = int(tick_s * NS_PER_S)
         self._max_bad_actions = config.max_bad_actions
         self._checked = tuple(
             (key, spec.shape, spec.dtype.startswith("float")) for key, spec in self._spec.observation.items()
@@ -194,22 +197,32 @@ class SafeRobot:
         self._forget()
 
     def stop(self) -> None:
+        """Stop the robot. A failure is latched as a fault, unless there is one already: the robot may move on."""
+        try:
+            self.__stop()
+        except Exception as error:
+            self.latch(stop_failure(error))
+            raise
+
+    def __stop(self) -> None:
         self.__robot.stop()
         self._command_times[1] = time.monotonic_ns()
 
     def observe(self) -> Observation:
-        try:
-            observation = self.__robot.observe()
-        except Exception as error:
-            raise self._trip(f"observe() failed: {error!r}") from error
+        observation = self._look()
+        if self._jumps.is_on and self._fault is None and self._has_gap():
+            observation = self._confirmed(observation)
         self._problem = self._find_problem(observation)
         self._frozen = self._find_frozen(observation)
         if self._problem is None and self._is_newer(observation.time_ns):
-            # otherwise the last valid observation becomes stale
-            self._time_ns = self._newest_ns = observation.time_ns
-            self._fresh_ns = min(observation.time_ns, self.__clock.now_ns())
-            self._limiter.measure(observation.values, self._fresh_ns)
-            self._on_measurement(observation)
+            now_ns = self.__clock.now_ns()
+            fresh_ns = min(observation.time_ns, now_ns)
+            self._problem = self._find_jump(observation, fresh_ns, now_ns)
+            if self._problem is None:  # otherwise the last valid observation becomes stale
+                self._time_ns, self._newest_ns, self._fresh_ns = observation.time_ns, observation.time_ns, fresh_ns
+                self._jumps.accept(observation.values, fresh_ns)
+                self._limiter.measure(observation.values, fresh_ns)
+                self._on_measurement(observation)
         return observation
 
     def largest_steps(self) -> Array:
@@ -275,7 +288,7 @@ class SafeRobot:
         if self._time_ns is None:
             why = self._problem or "no observation since the reset or acknowledgement. Call observe() first"
             try:
-                self.stop()
+                self.__stop()
             except Exception as error:  # the arm may move on: only a person can decide that it does not
                 raise self._trip(why) from error
             self._note(Reason.BAD_OBSERVATION if self._problem else Reason.NO_OBSERVATION)
@@ -296,6 +309,7 @@ class SafeRobot:
 
     def _forget(self) -> None:
         self._time_ns, self._problem, self._move = None, None, None
+        self._jumps.restart()
 
     def _vector(self, action: Array) -> Vector:
         try:
@@ -326,6 +340,46 @@ class SafeRobot:
             if is_float and not np.isfinite(value).all():
                 return f"observation '{key}' is not finite"
         return self._limiter.find_problem(observation.values)
+
+    def _look(self) -> Observation:
+        try:
+            return self.__robot.observe()
+        except Exception as error:
+            raise self._trip(f"observe() failed: {error!r}") from error
+
+    def _has_gap(self) -> bool:
+        """Whether the robot may have moved far since the last accepted observation."""
+        is_old = self._time_ns is None or self.__clock.now_ns() - self._fresh_ns > self._stale_ns
+        return is_old and not self._jumps.is_refusing
+
+    def _confirmed(self, first: Observation) -> Observation:
+        """The first observation after a reset or a gap. If the robot is not where it was last measured, it was moved or the
+        measurement is wrong: look again until two in a row agree. Raises RobotFault if they never do."""
+        jump: str | None = None
+        for _ in range(_MAX_LOOKS):
+            if self._find_problem(first) is not None or self._jumps.is_near(first.values):
+                return first
+            self.__clock.sleep_until(self.__clock.now_ns() + self._tick_ns)
+            second = self._look()
+            if self._find_problem(second) is not None:
+                return second
+            seconds = (second.time_ns - first.time_ns) / NS_PER_S
+            jump = self._jumps.between(first.values, second.values, min(seconds, self._tick_ns / NS_PER_S))
+            if jump is None:
+                return second
+            first = second
+        raise self._trip(f"no two of the first measurements agree: {jump}")
+
+    def _find_jump(self, observation: Observation, fresh_ns: int, now_ns: int) -> str | None:
+        """Describe a measured motion that is not possible. Raises RobotFault if that has lasted too long."""
+        if not self._jumps.is_on or self._time_ns is None:
+            return None
+        jump, is_fault = self._jumps.find(observation.values, fresh_ns, now_ns)
+        if is_fault and self._fault is None:
+            assert jump is not None
+            self._problem = jump
+            raise self._trip(jump, reason=Reason.BAD_OBSERVATION)
+        return jump
 
     def _find_frozen(self, observation: Observation) -> bool:
         """Whether a camera has stopped. Raises RobotFault if it stopped too long ago."""
@@ -367,9 +421,9 @@ class SafeRobot:
         is_first = self._fault is None
         self.latch(why)  # before stop(), which may hang
         try:
-            self.stop()
+            self.__stop()
         except Exception as error:  # reported with the fault
-            why = f"{why}; stop() failed too: {error!r}"
+            why = f"{why}; {stop_failure(error)}"
             if is_first:
                 self._fault = why
         self._note(Reason.FAULT | reason)

@@ -282,9 +282,10 @@ def main() -> None:
     parser.add_argument("--max-speed", type=float, default=3.0)
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--shared", action="store_true")
+    parser.add_argument("--ports", type=int, nargs=2, default=(0, 0))
     given = parser.parse_args()
     arm = _Arm(num_joints=given.joints, limit=given.limit, max_speed=given.max_speed, exclusive=not given.shared)
-    motion, stop = (_listen(f"{given.host}:0") for _ in range(2))
+    motion, stop = (_listen(f"{given.host}:{port}") for port in given.ports)
     threading.Thread(target=_serve_motion, args=(arm, motion), daemon=True).start()
     threading.Thread(target=_accept, args=(stop, arm), daemon=True).start()
     ports = {"motion": motion.getsockname()[1], "stop": stop.getsockname()[1]}
@@ -330,16 +331,30 @@ class ArmProcess:
         self._lock = threading.Lock()
 
     def __enter__(self) -> Self:
+        self._start(self._command)
+        return self
+
+    def _start(self, command: Sequence[str]) -> None:
         self._process = subprocess.Popen(
-            self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True
         )
         self._addresses = self._read()
-        return self
+
+    def kill(self) -> None:
+        """End the arm at once, as a loss of power does."""
+        assert self._process is not None
+        self._process.kill()
+        self._process.communicate()
+
+    def restart(self) -> None:
+        """Start the arm again at the same address, after `kill`. Its joints are at zero and its journal is empty."""
+        ports = [str(address_pair(address)[1]) for address in (self.address, self.stop_address)]
+        self._start([*self._command, "--ports", *ports])
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._process is not None:
+        if self._process is not None and self._process.returncode is None:
             self._process.communicate()  # closes its input, so it ends
 
     @property

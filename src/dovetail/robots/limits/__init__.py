@@ -2,5 +2,6 @@
 
 from dovetail.robots.limits.action_limits import ActionLimits
 from dovetail.robots.limits.axes import Reason, Vector
+from dovetail.robots.limits.jumps import MeasuredJumps
 
-__all__ = ["ActionLimits", "Reason", "Vector"]
+__all__ = ["ActionLimits", "MeasuredJumps", "Reason", "Vector"]

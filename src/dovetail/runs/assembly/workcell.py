@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -26,7 +27,7 @@ from dovetail.core.abilities import (
 )
 from dovetail.core.clock import RealClock, SimulatedClock
 from dovetail.core.contracts import Clock, Operator, Robot, SimulatedRobot, Task
-from dovetail.core.errors import UsageError
+from dovetail.core.errors import RobotError, RobotFault, UsageError, stop_failure
 from dovetail.core.specs import match
 from dovetail.core.types import Array, Purpose
 from dovetail.human.browser import ConsoleControl, OperatorWithConsole
@@ -154,14 +155,23 @@ class Workcell:
         return ConsoleControl(box, self.robot.spec, pace_s=pace_s, config=console_config(section))
 
     def close(self, *, stop: bool = True) -> None:
-        """`stop`: False if this process has never moved the arm. Another one may move it now."""
-        if stop:
-            self.robot.stop()
-        for device in self._devices.values():
-            if isinstance(device, Closes):
-                device.close()
-        if isinstance(self._raw, Closes):
-            self._raw.close()
+        """`stop`: False if this process has never moved the arm. Another one may move it now.
+
+        Raises RobotFault if the stop fails, unless a failure of the robot is on its way already: that is the cause.
+        """
+        is_lost = self.robot.fault is not None or isinstance(sys.exception(), RobotError)
+        try:
+            if stop:
+                self.robot.stop()
+        except Exception as error:  # any driver
+            if not is_lost:
+                raise RobotFault(f"robot '{self.robot.spec.name}': {stop_failure(error)}") from error
+        finally:
+            for device in self._devices.values():
+                if isinstance(device, Closes):
+                    device.close()
+            if isinstance(self._raw, Closes):
+                self._raw.close()
 
 
 def demonstrates(section: PluginSection) -> bool:
