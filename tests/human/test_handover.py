@@ -245,6 +245,21 @@ def test_without_console_the_inner_operator_acts():
     assert operator.name == "inner"
 
 
+def test_switch_that_is_held_while_the_control_process_restarts_needs_a_new_press():
+    """The press was for the process that has died."""
+    _, writer = make_operator()
+    axes = [0, 0, 1, 0, 0, 0, 0]
+    writer.drive(session=1, sequence=1, held=True, axes=axes)
+    operator = OperatorWithConsole(NoOperator(), ConsoleControl(writer.box, ARM.spec))
+    operator.reset(rng=np.random.default_rng(0), robot_minutes=0.0)
+    for sequence in (2, 3):
+        writer.drive(session=1, sequence=sequence, held=True, axes=axes)
+        polled = operator.poll(OBSERVATION)
+        assert (polled.action, polled.event) == (None, Event.PAUSE)  # neither the person nor the policy drives
+    writer.drive(session=1, sequence=4, held=True, axes=axes, new_press=True)
+    assert operator.poll(OBSERVATION).action is not None
+
+
 def test_console_has_priority_but_inner_verdicts_count():
     operator, writer = make_operator(Inner(HumanInput(action=ZEROS), HumanInput(event=Event.SUCCESS)))
     axes = [0, 0, 1, 0, 0, 0, 0]

@@ -64,6 +64,15 @@ def test_gripper_key_of_an_episode_does_not_move_the_gripper_in_the_next_one(key
     assert keys.axes(4.0)[6] == -1.0
 
 
+@pytest.mark.parametrize("key", ["t", "y", "\n"])
+def test_motion_key_soon_after_another_key_is_a_new_press(key):
+    keys = Keys()
+    keys.press("w", 1.0)
+    keys.press(key, 1.1)
+    keys.press("w", 1.2)
+    assert keys.num_presses == 2
+
+
 KNOWN = [
     b"\x1b[A",
     b"\x1b[D",

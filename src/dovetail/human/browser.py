@@ -72,6 +72,8 @@ class ConsoleControl:
         self.reader = MailboxReader(box)
         mapping = console_mapping(robot, config or DriveConfig(), name="browser")
         self.handover = Handover(robot, pace_s=pace_s, mapping=mapping)
+        if (command := self.reader.command()) is not None:
+            self.handover.ignore_press(command)  # made before this process began, perhaps for one that has died
 
 
 class OperatorWithConsole:

@@ -99,6 +99,11 @@ class Handover:
         if command is not None and command.held and not command.is_fresh(time.monotonic_ns()):
             self._spend(command)
 
+    def ignore_press(self, command: DriveCommand) -> None:
+        """The switch was pressed before this began: the arm holds until it is pressed again or until a start signal."""
+        if command.held:
+            self._lose(command)
+
     def decide(
         self,
         command: DriveCommand | None,

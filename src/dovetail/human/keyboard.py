@@ -38,7 +38,7 @@ __all__ = ["HELP", "JUDGING_HELP", "KeyParser", "KeyboardConfig", "KeyboardOpera
 
 HELP = (
     "drive with w s a d r f (move), i k j l u o (rotate), space (gripper); Enter returns control to the policy. "
-    "Tab chooses the arm; 1 to 9, comma and period its joint, 0 all of it. "
+    "Tab chooses the arm; 1 to 9, comma and period its joint, which w and s move; 0 all of it. "
     "t start, p pause, y success, n failure, x discard, z reset, c acknowledge, Esc EMERGENCY STOP"
 )
 JUDGING_HELP = (
@@ -170,6 +170,7 @@ class Keys:
         """Stop all motion, for example before the keys move something else. The gripper keeps its state. The next press of
         space closes it, unless it is the `same_gripper` and is closed."""
         self._until_s.clear()
+        self._last_s.clear()  # another key ends the repetition of the first
         self._grip = 0.0
         if not same_gripper:
             self._last_grip = 1.0
