@@ -189,6 +189,18 @@ def test_first_measurements_that_never_agree_are_a_fault() -> None:
     assert arm.num_stops == 1
 
 
+def test_wrong_measurement_after_a_reset_is_not_accepted_during_a_fault_either() -> None:
+    arm = two_joints()
+    safe, clock = guard(arm)
+    measured: list[float] = []
+    safe.report_measurements(lambda seen: measured.append(float(seen.values["joint_pos"][0])))
+    safe.trip("a fault")
+    safe.reset()
+    arm.errors.append(0.8)
+    tick(safe, clock)
+    assert measured == [0.0]
+
+
 def test_robot_that_has_not_moved_is_looked_at_once_after_a_reset() -> None:
     arm = two_joints()
     safe, clock = guard(arm)

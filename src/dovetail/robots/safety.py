@@ -210,7 +210,7 @@ class SafeRobot:
 
     def observe(self) -> Observation:
         observation = self._look()
-        if self._jumps.is_on and self._fault is None and self._has_gap():
+        if self._jumps.is_on and self._has_gap():  # also during a fault: nothing unconfirmed is accepted
             observation = self._confirmed(observation)
         self._problem = self._find_problem(observation)
         self._frozen = self._find_frozen(observation)
