@@ -18,7 +18,7 @@ from dovetail.core.action_parts import ActionPart
 from dovetail.core.clock import NS_PER_S
 from dovetail.core.specs import RobotSpec
 from dovetail.robots.limits.axes import Axes
-from dovetail.robots.limits.settings import checked_parts, largest_steps
+from dovetail.robots.limits.settings import checked_parts, largest_steps, pose_speeds
 
 __all__ = ["MeasuredLimits"]
 
@@ -163,17 +163,13 @@ def _values_of(part: ActionPart, max_speed: _Vector, spec: RobotSpec, config: Sa
             measures_speed=True,
         )
     if part.kind in ("ee_delta", "ee_target") and num_measured == 7:
-        # The frame of the action may be rotated against that of the measurement: any direction may get all of it.
-        limits = max_speed[:3]
-        if part.is_delta:
-            largest = np.maximum(np.abs(part.low[:3]), np.abs(part.high[:3])) * spec.control_hz
-            limits = np.minimum(limits, largest)
+        meters_per_s, _ = pose_speeds(part, max_speed, control_hz=spec.control_hz)
         box = config.workspace
         return _Values(
             part=part,
             names=("x", "y", "z"),
             unit="m",
-            max_speed=np.full(3, float(np.linalg.norm(limits))),
+            max_speed=np.full(3, meters_per_s),
             low=np.array(box.low) if box else -no_limit[:3],
             high=np.array(box.high) if box else no_limit[:3],
             margin=margin,

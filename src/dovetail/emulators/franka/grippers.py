@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+
 from dovetail.robots.sim.world import World
 
 __all__ = ["EmulatedGripper", "FrankaHand", "Robotiq", "make_gripper"]
@@ -9,7 +11,7 @@ __all__ = ["EmulatedGripper", "FrankaHand", "Robotiq", "make_gripper"]
 _SLOW_M_S = 0.02  # of `/close_gripper_slow`
 
 
-class EmulatedGripper:
+class EmulatedGripper(ABC):
     """Sets the target of the fingers. `tick` is called once per cycle of 1 ms."""
 
     def __init__(self, world: World) -> None:
@@ -17,28 +19,28 @@ class EmulatedGripper:
         self._max_m = world.arm.max_opening_m
         self._slow_target_m: float | None = None
 
+    @abstractmethod
     def position(self) -> float:
         """`gripper_pos` of the state."""
-        raise NotImplementedError
 
-    def open(self) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def open(self) -> None: ...
 
-    def close(self) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def close(self) -> None: ...
 
     def close_slowly(self) -> None:
         self._slow_target_m = 0.0
 
+    @abstractmethod
     def move(self, value: float) -> None:
         """`/move_gripper`: 0 to 255."""
-        raise NotImplementedError
 
-    def activate(self) -> None:
-        """No effect on a Franka hand."""
+    @abstractmethod
+    def activate(self) -> None: ...
 
-    def reset(self) -> None:
-        """No effect on a Franka hand."""
+    @abstractmethod
+    def reset(self) -> None: ...
 
     def placed(self) -> None:
         """The scene was reset: take over the command that it left."""
@@ -123,6 +125,12 @@ class FrankaHand(EmulatedGripper):
 
     def move(self, value: float) -> None:
         self._set(min(max(value, 0.0), 255.0) / 2550.0)
+
+    def activate(self) -> None:
+        """No effect."""
+
+    def reset(self) -> None:
+        """No effect."""
 
     def placed(self) -> None:
         super().placed()

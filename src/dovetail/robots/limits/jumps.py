@@ -17,7 +17,7 @@ from dovetail.core.clock import NS_PER_S
 from dovetail.core.specs import RobotSpec
 from dovetail.core.types import Array
 from dovetail.robots.limits.axes import Axes, Vector
-from dovetail.robots.limits.settings import checked_parts, largest_steps
+from dovetail.robots.limits.settings import checked_parts, largest_steps, pose_speeds
 
 __all__ = ["MeasuredJumps"]
 
@@ -146,16 +146,13 @@ def _of_part(part: ActionPart, speed: Vector, spec: RobotSpec, allowance: float)
             allowance=np.full(part.num_axes, in_degrees),
         )
     if part.kind in ("ee_delta", "ee_target") and num_measured == 7:
-        if part.is_delta:
-            speed = np.minimum(speed, np.maximum(np.abs(part.low), np.abs(part.high)) * spec.control_hz)
-        # the frame of the action may be rotated: any direction may get the motion of all axes
-        whole = [float(np.linalg.norm(speed[:3])), float(np.linalg.norm(speed[3:6]))]
+        speeds = pose_speeds(part, speed, control_hz=spec.control_hz)
         num = 2 if part.num_axes == 6 else 1
         return _Measured(
             part=part,
             names=("the position", "the rotation")[:num],
             units=("m", "rad")[:num],
-            speed=np.array(whole[:num]),
+            speed=np.array(speeds[:num]),
             allowance=np.full(num, allowance),
             is_pose=True,
         )

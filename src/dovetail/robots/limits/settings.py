@@ -10,7 +10,7 @@ from dovetail.core.errors import ConfigError, SpecMismatch
 from dovetail.core.specs import ActionPart, RobotSpec
 from dovetail.robots.limits.axes import Axes, Vector
 
-__all__ = ["checked_parts", "largest_steps", "limited_by_hand"]
+__all__ = ["checked_parts", "largest_steps", "limited_by_hand", "pose_speeds"]
 
 _DEFAULT_JOINT_VELOCITY = 1.75  # rad/s: 5 degrees per tick at 20 Hz
 _SIMULATED = "gym"  # kind of action of a simulated environment, whose meaning is not known
@@ -82,6 +82,16 @@ def largest_steps(spec: RobotSpec, config: SafetyConfig, axes: Axes) -> Vector:
         elif part.kind == "joint_target" and not given:
             steps[at] = _DEFAULT_JOINT_VELOCITY / spec.control_hz
     return steps
+
+
+def pose_speeds(part: ActionPart, speed: Vector, *, control_hz: float) -> tuple[float, float]:
+    """Largest measured speed of an end effector, in m/s and rad/s, from the limits [A] of its axes.
+
+    The frame of the action may be rotated against that of the measurement: any direction may get the motion of all axes.
+    """
+    if part.is_delta:
+        speed = np.minimum(speed, np.maximum(np.abs(part.low), np.abs(part.high)) * control_hz)
+    return float(np.linalg.norm(speed[:3])), float(np.linalg.norm(speed[3:6]))
 
 
 def _with_keys(spec: RobotSpec, config: SafetyConfig) -> tuple[ActionPart, ...]:
