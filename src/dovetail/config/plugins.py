@@ -44,6 +44,7 @@ __all__ = [
 BUILTIN: dict[str, dict[str, str]] = {
     "task": {
         "push_cube": "dovetail.tasks.push_cube:PushCube",
+        "push_by_prompt": "dovetail.tasks.push_by_prompt:PushByPrompt",
         "peg_insertion": "dovetail.tasks.peg_insertion:PegInsertion",
         "charger": "dovetail.tasks.charger:Charger",
         "pick_place": "dovetail.tasks.pick_place:PickPlace",
@@ -121,6 +122,7 @@ _SETTINGS: dict[
 ] = {  # of classes whose modules load torch or MuJoCo; the others have `Class.Config`
     "task": {
         "push_cube": "dovetail.tasks.settings:PushCubeConfig",
+        "push_by_prompt": "dovetail.tasks.settings:PushByPromptConfig",
         "peg_insertion": "dovetail.tasks.settings:InsertionConfig",
         "charger": "dovetail.tasks.settings:InsertionConfig",
         "pick_place": "dovetail.tasks.settings:PickPlaceConfig",

@@ -17,6 +17,7 @@ __all__ = ["ENVS", "register"]
 ENVS: Mapping[str, str] = MappingProxyType(
     {
         "dovetail/PushCube-v0": "push_cube",
+        "dovetail/PushByPrompt-v0": "push_by_prompt",
         "dovetail/PegInsertion-v0": "peg_insertion",
         "dovetail/Charger-v0": "charger",
         "dovetail/PickPlace-v0": "pick_place",

@@ -23,7 +23,7 @@ from dovetail.tasks._cubes import (
 from dovetail.tasks.base import Goal, SimTask, Vector
 from dovetail.tasks.settings import PushCubeConfig
 
-__all__ = ["PushCube", "PushCubeConfig"]
+__all__ = ["CUBE_STATE", "MARK_XML", "PushCube", "PushCubeConfig", "cube_xml"]
 
 _HALF = 0.02  # m: half the cube's edge
 _TOUCH = _HALF + 0.011  # m: TCP to cube center with the pads on a face
@@ -36,6 +36,35 @@ _PUSH_Z = {"panda": 0.026, "x5": 0.021}
 _CUBE_REGION_M = 0.18  # edge of the square in which the cube starts
 _MARK_REGION_M = 0.22  # edge of the square in which the mark lies
 _START_M, _START_RAD = 0.04, 0.2  # the TCP starts within this of the center, turned by up to this
+
+CUBE_STATE = (
+    *(f"cube_from_tcp_{axis}" for axis in "xyz"),
+    *(f"mark_from_cube_{axis}" for axis in "xy"),
+    *(f"cube_velocity_{axis}" for axis in "xy"),
+    *(f"way_{axis}" for axis in "xy"),  # unit vector from the cube to the mark
+    *(f"start_from_tcp_{axis}" for axis in "xy"),  # where the push begins
+    *("behind", "aside"),  # the TCP relative to that line
+)
+
+MARK_XML = """<body name="mark">
+            <geom name="mark" type="cylinder" size="0.026 0.0004" pos="0 0 0.0004" rgba="0.36 0.62 0.52 1"
+                  contype="0" conaffinity="0"/>
+            <geom type="cylinder" size="0.020 0.0005" pos="0 0 0.0005" rgba="0.93 0.94 0.93 1"
+                  contype="0" conaffinity="0"/>
+            <geom type="cylinder" size="0.014 0.0006" pos="0 0 0.0006" rgba="0.36 0.62 0.52 1"
+                  contype="0" conaffinity="0"/>
+          </body>"""
+
+
+def cube_xml(name: str, rgb: str) -> str:
+    # friction 0.6 has priority over the table's 0.8: pushed above its center, the cube does not topple, and it
+    # stops within 3 mm of a push at full speed. Pads have the same priority, so their friction counts
+    return f"""<body name="{name}" pos="0.4 0 {_HALF}">
+            <freejoint/>
+            <geom name="{name}" type="box" size="{_HALF} {_HALF} {_HALF}" mass="0.25" rgba="{rgb} 1"
+                  friction="0.6 0.01 0.0001" priority="1" condim="4" solref="0.008 1"
+                  solimp="0.95 0.99 0.001"/>
+          </body>"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,41 +84,20 @@ class PushCube(SimTask):
     name: ClassVar[str] = "push_cube"
     prompt: ClassVar[str] = "push the cube onto the round mark"
     fixed_gripper: ClassVar[float | None] = 0.0
-    state_names: ClassVar[tuple[str, ...]] = (
-        *(f"cube_from_tcp_{axis}" for axis in "xyz"),
-        *(f"mark_from_cube_{axis}" for axis in "xy"),
-        *(f"cube_velocity_{axis}" for axis in "xy"),
-        *(f"way_{axis}" for axis in "xy"),  # unit vector from the cube to the mark
-        *(f"start_from_tcp_{axis}" for axis in "xy"),  # where the push begins
-        *("behind", "aside"),  # the TCP relative to that line
-        *(f"tcp_turn_{axis}" for axis in "xyz"),
-    )
+    state_names: ClassVar[tuple[str, ...]] = (*CUBE_STATE, *(f"tcp_turn_{axis}" for axis in "xyz"))
 
     def __init__(self, config: PushCubeConfig) -> None:
         super().__init__(config)
         self.config: PushCubeConfig = config
+        self._pushed = "cube"  # the body to push
         self._start_distance = self._start_reach = 1.0  # m, at reset; the scale of completion
 
     def xml(self, arm: Arm) -> str:
-        # friction 0.6 has priority over the table's 0.8: pushed above its center, the cube does not topple, and it
-        # stops within 3 mm of a push at full speed. Pads have the same priority, so their friction counts
         return f"""
         <mujoco><worldbody>
           {table_camera(arm)}
-          <body name="mark">
-            <geom name="mark" type="cylinder" size="0.026 0.0004" pos="0 0 0.0004" rgba="0.36 0.62 0.52 1"
-                  contype="0" conaffinity="0"/>
-            <geom type="cylinder" size="0.020 0.0005" pos="0 0 0.0005" rgba="0.93 0.94 0.93 1"
-                  contype="0" conaffinity="0"/>
-            <geom type="cylinder" size="0.014 0.0006" pos="0 0 0.0006" rgba="0.36 0.62 0.52 1"
-                  contype="0" conaffinity="0"/>
-          </body>
-          <body name="cube" pos="0.4 0 {_HALF}">
-            <freejoint/>
-            <geom name="cube" type="box" size="{_HALF} {_HALF} {_HALF}" mass="0.25" rgba="0.27 0.45 0.68 1"
-                  friction="0.6 0.01 0.0001" priority="1" condim="4" solref="0.008 1"
-                  solimp="0.95 0.99 0.001"/>
-          </body>
+          {MARK_XML}
+          {cube_xml("cube", "0.27 0.45 0.68")}
         </worldbody></mujoco>"""
 
     def place(self, world: World, rng: np.random.Generator) -> None:
@@ -109,16 +117,19 @@ class PushCube(SimTask):
             )
         world.model.body_pos[world.body_id("mark")] = (*mark, 0.0)
         world.set_free_body("cube", (*cube, _HALF), about_z(rng.uniform(-math.pi, math.pi)))
+        self._place_arm(world, rng)
+        self._start_distance, self._start_reach = distance, self._reach(world)
+
+    def _place_arm(self, world: World, rng: np.random.Generator) -> None:
         place_tcp(
             world,
             rng,
-            center=center,
+            center=self._center(world.arm),
             spread_m=_START_M,
             height_m=(0.09, 0.13),
             turn_rad=_START_RAD,
             gripper=0.0,
         )
-        self._start_distance, self._start_reach = distance, self._reach(world)
 
     def solved(self, world: World) -> bool:
         if self._distance(world) > self.config.tolerance_m:
@@ -126,8 +137,7 @@ class PushCube(SimTask):
         return float(np.linalg.norm(self._velocity(world))) < 0.02 and self._cube(world)[2] < 1.5 * _HALF
 
     def failed(self, world: World) -> bool:
-        cube = self._cube(world)
-        return bool(cube[2] < -0.01 or (np.abs(cube[:2] - self._center(world.arm)) > 0.19).any())
+        return self._is_lost(self._cube(world), world)
 
     def completion(self, world: World) -> float:
         near, pushed = (max(0.0, share) for share in self._shares(world))
@@ -171,27 +181,37 @@ class PushCube(SimTask):
         return Goal(position=position, quat=quat_from_matrix(self.reset_rotation), gripper=0.0)
 
     def read_state(self, world: World) -> NDArray[np.float32]:
-        tcp, quat = world.tcp_pose()
-        cube = self._cube(world)
-        flat, way = np.append(self._mark(world) - cube[:2], 0.0), self._way(world, tcp)
+        return np.concatenate((self._cube_state(world, self._pushed), self._turn(world))).astype(np.float32)
+
+    def _cube_state(self, world: World, body: str) -> Vector:
+        """[13]: where a cube is and where to push it from. See `CUBE_STATE`."""
+        tcp, _ = world.tcp_pose()
+        cube = self._cube(world, body)
+        flat, way = np.append(self._mark(world) - cube[:2], 0.0), self._way(world, tcp, body)
         ahead = np.append(way.ahead, 0.0)
-        turn = quat_to_rotvec(quat_from_matrix(self.reset_rotation.T @ quat_to_matrix(quat)))
         return np.concatenate(
             (
                 self.in_reset_frame(cube - tcp),
                 self.in_reset_frame(flat)[:2],
-                self.in_reset_frame(np.append(self._velocity(world), 0.0))[:2],
+                self.in_reset_frame(np.append(self._velocity(world, body), 0.0))[:2],
                 self.in_reset_frame(ahead)[:2],
                 self.in_reset_frame(cube - tcp - _STANDOFF * ahead)[:2],
                 (way.behind, way.aside),
-                turn,
             )
-        ).astype(np.float32)
+        )
+
+    def _turn(self, world: World) -> Vector:
+        """[3] rad: rotation of the TCP since the reset."""
+        _, quat = world.tcp_pose()
+        return quat_to_rotvec(quat_from_matrix(self.reset_rotation.T @ quat_to_matrix(quat)))
 
     def metrics(self, world: World) -> Mapping[str, float]:
         return {"distance_mm": 1e3 * self._distance(world)}
 
     # ---- geometry
+
+    def _is_lost(self, cube: Vector, world: World) -> bool:
+        return bool(cube[2] < -0.01 or (np.abs(cube[:2] - self._center(world.arm)) > 0.19).any())
 
     def _reach(self, world: World) -> float:
         """Distance of the TCP from the place behind the cube. Continuous over changes of the face."""
@@ -199,8 +219,8 @@ class PushCube(SimTask):
         behind = cube[:2] - _BEHIND * _unit(self._mark(world) - cube[:2])
         return float(np.linalg.norm(world.tcp_pose()[0] - (*behind, _PUSH_Z[world.arm.name])))
 
-    def _way(self, world: World, tcp: Vector) -> _Way:
-        cube = self._cube(world)[:2]
+    def _way(self, world: World, tcp: Vector, body: str | None = None) -> _Way:
+        cube = self._cube(world, body)[:2]
         remaining, away = self._mark(world) - cube, tcp[:2] - cube
         distance = float(np.linalg.norm(remaining))
         ahead = remaining / max(distance, 0.005)
@@ -210,15 +230,16 @@ class PushCube(SimTask):
         # the short arm works further away from its base
         return np.array((arm.workspace_center[0] + 0.02, 0.0))
 
-    def _cube(self, world: World) -> Vector:
-        return np.asarray(world.data.xpos[world.body_id("cube")])
+    def _cube(self, world: World, body: str | None = None) -> Vector:
+        """[3] m: the center of a cube, by default of the one to push."""
+        return np.asarray(world.data.xpos[world.body_id(body or self._pushed)])
 
     def _mark(self, world: World) -> Vector:
         return np.asarray(world.model.body_pos[world.body_id("mark")][:2])
 
-    def _velocity(self, world: World) -> Vector:
+    def _velocity(self, world: World, body: str | None = None) -> Vector:
         """[2] m/s over the table."""
-        dof = int(world.model.body_dofadr[world.body_id("cube")])
+        dof = int(world.model.body_dofadr[world.body_id(body or self._pushed)])
         return np.asarray(world.data.qvel[dof : dof + 2])
 
     def _distance(self, world: World) -> float:

@@ -13,6 +13,7 @@ __all__ = [
     "CapTighteningConfig",
     "InsertionConfig",
     "PickPlaceConfig",
+    "PushByPromptConfig",
     "PushCubeConfig",
     "SimTaskConfig",
     "TableCleanupConfig",
@@ -46,6 +47,13 @@ class PushCubeConfig(SimTaskConfig):
     """Shortest and longest distance from the cube's start to the mark."""
     tolerance_m: float = Field(0.015, gt=0.0)
     """Largest distance between the centers of cube and mark, in meters."""
+
+
+class PushByPromptConfig(PushCubeConfig):
+    cubes: tuple[Literal["red", "blue"], ...] = Field(("red", "blue"), min_length=1)
+    """Cubes that the prompt may name; each episode draws one."""
+    swap_prompt: bool = False
+    """Name the other cube in the prompt. It tests whether a policy follows the words: it should then push the wrong cube."""
 
 
 class PickPlaceConfig(SimTaskConfig):
