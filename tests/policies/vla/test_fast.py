@@ -57,8 +57,9 @@ def test_chunks_equal_those_of_the_plain_network(network, batch):
     assert relative(ours, expected) < (2e-2 if IS_GPU else 1e-5)
 
 
-def test_guided_chunks_equal_those_of_the_plain_network(network):
-    inputs = masked_inputs(1)
+@pytest.mark.parametrize("batch", [1, 2, 3])
+def test_guided_chunks_equal_those_of_the_plain_network(network, batch):
+    inputs = masked_inputs(batch)
     target = torch.randn_like(inputs.noise)
     weights = torch.zeros_like(target)
     weights[:, :10, :7] = 1.0

@@ -13,29 +13,33 @@ actions of random weights differ by 5 % (2 % with the second product only), so t
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from typing import Any, NamedTuple, TypeVar, cast
+from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from dovetail.policies.vla import kernels
-from dovetail.policies.vla.pi0_network import Pi0Network, Prefix, layers_of
-from dovetail.policies.vla.sampler import Inputs, Parts
+from dovetail.policies.vla.fast_vjp import FastVelocity, compiled
+from dovetail.policies.vla.pi0_network import Pi0Network, Prefix, aligned, layers_of
+from dovetail.policies.vla.sampler import FEW_TOKENS, Inputs, Parts
 from dovetail.policies.vla.transformers import GemmaLayer, Rotation, VisionLayer, VisionTower, rotation
 
 __all__ = ["FastPi0", "fast_parts"]
 
-_Call = TypeVar("_Call", bound=Callable[..., Any])
 _KEY_SPLITS = 7  # parts of the keys that few tokens attend to
 _SUM_SPLITS = 8  # parts of the summed axis of a product
 
 
 def fast_parts(network: Pi0Network) -> Parts:
     """Raises ImportError without Triton."""
-    fast = FastPi0(network)
-    velocity = torch.compile(network.velocity, dynamic=False, fullgraph=True)  # for guidance and large batches
+    fast, guided = FastPi0(network), FastVelocity(network)
+    plain = compiled(network.velocity)
+
+    def velocity(x: Tensor, time: Tensor, prefix: Prefix) -> Tensor:
+        is_few = x.shape[0] * x.shape[1] <= FEW_TOKENS
+        return guided(x, time, prefix) if is_few else plain(x, time, prefix)
+
     return Parts(fast.prefix, velocity, fast.sample)
 
 
@@ -57,6 +61,7 @@ class _Read(NamedTuple):
     bias: Tensor  # [B, T]
     where: _Where
     num_prefix: int
+    num_keys: int  # of prefix, state and actions; then comes padding
 
 
 class FastPi0:
@@ -67,10 +72,10 @@ class FastPi0:
             raise ValueError(f"the kernels need one key head, got {network.sizes.text.num_kv_heads}")
         self._network, self._sizes = network, network.sizes
         self._text = layers_of(network.text_layers)
-        self._vision_start, self._vision_layer = _compiled(_vision_start), _compiled(_vision_layer)
-        self._vision_end, self._embed = _compiled(_vision_end), _compiled(_embed)
-        self._first, self._middle, self._last = _compiled(_first), _compiled(_middle), _compiled(_last)
-        self._actions_in, self._actions_out = _compiled(_actions_in), _compiled(_actions_out)
+        self._vision_start, self._vision_layer = compiled(_vision_start), compiled(_vision_layer)
+        self._vision_end, self._embed = compiled(_vision_end), compiled(_embed)
+        self._first, self._middle, self._last = compiled(_first), compiled(_middle), compiled(_last)
+        self._actions_in, self._actions_out = compiled(_actions_in), compiled(_actions_out)
 
     def prefix(
         self, images: Tensor, camera_mask: Tensor, tokens: Tensor, token_mask: Tensor, state: Tensor
@@ -79,13 +84,13 @@ class FastPi0:
         read = self._read(images, camera_mask, tokens, token_mask)
         self._pass(self._state_token(state), read, read.where.of(0, 1), num_keys=read.num_prefix + 1)
         keys, values = ([one[:, None] for one in all_] for all_ in (read.keys, read.values))
-        return Prefix(keys, values, read.bias[:, None, None], read.where.of(1, None))
+        return Prefix(keys, values, read.bias[:, None, None], read.where.of(1, None), read.num_keys)
 
     def sample(self, inputs: Inputs, times: Tensor) -> Tensor:
         """Chunks without guidance; `times` [N, W] comes from Pi0Network.embed_times."""
         x, num = inputs.noise, len(times)
         read = self._read(*inputs[:4])
-        num_keys, actions = read.bias.shape[1], read.where.of(1, None)
+        num_keys, actions = read.num_keys, read.where.of(1, None)
         for step in range(num):
             tokens = self._actions_in(self._network, x, times[step : step + 1])
             if step == 0:  # the state token is the same in each step
@@ -109,7 +114,7 @@ class FastPi0:
         x = self._vision_end(network.vision, x, len(images))
         x, bias, where, after = self._embed(network, x, camera_mask, tokens, token_mask)
         num_prefix = x.shape[1]
-        buffers = x.new_empty((2, sizes.text.num_layers, *bias.shape, sizes.text.head_size))
+        buffers = x.new_zeros((2, sizes.text.num_layers, *bias.shape, sizes.text.head_size))
         keys, values = list(buffers[0]), list(buffers[1])
         q = self._first(self._text[0], x, where, keys[0], values[0])
         for index in range(len(self._text) - 1):
@@ -120,7 +125,7 @@ class FastPi0:
                 x, q = self._middle(here, following, x, attended, where, *places)
             else:
                 self._last(here, following, x, attended, where, *places)
-        return _Read(keys, values, bias, after, num_prefix)
+        return _Read(keys, values, bias, after, num_prefix, num_prefix + 1 + sizes.horizon)
 
     def _pass(self, x: Tensor, read: _Read, where: Rotation, *, num_keys: int, has_state: bool = False) -> Tensor:
         """Pass the last tokens before `num_keys`, x [B, N, W], float32, through the expert, in place. `has_state`: the first
@@ -132,7 +137,7 @@ class FastPi0:
         like = read.keys[0]
         q = like.new_empty((num_batch, num_tokens * sizes.num_heads, sizes.head_size))
         normal, hidden = like.new_empty(x.shape), like.new_empty((len(flat), sizes.mlp_width))
-        early = {"num_early": sizes.num_heads, "early_keys": read.num_prefix + 1} if has_state else {}
+        num_early = sizes.num_heads if has_state else 0
         for layer, own_keys, own_values in zip(
             layers_of(self._network.expert_layers), read.keys, read.values, strict=True
         ):
@@ -141,7 +146,14 @@ class FastPi0:
                 normal, layer.qkv.weight, cos, sin, q, own_keys, own_values, first=num_keys - num_tokens
             )
             attended = kernels.attention(
-                q, own_keys, own_values, read.bias, num_keys=num_keys, num_splits=_KEY_SPLITS, **early
+                q,
+                own_keys,
+                own_values,
+                read.bias,
+                num_keys=num_keys,
+                num_splits=_KEY_SPLITS,
+                num_early=num_early,
+                early_keys=read.num_prefix + 1,
             )
             kernels.add_product(
                 flat, attended.view(len(flat), -1), layer.attention_out.weight, num_splits=_SUM_SPLITS
@@ -153,10 +165,6 @@ class FastPi0:
 
 
 # ---- pieces that torch compiles
-
-
-def _compiled(piece: _Call) -> _Call:
-    return torch.compile(piece, dynamic=False, fullgraph=True)  # type: ignore[return-value]
 
 
 def _vision_start(tower: VisionTower, images: Tensor) -> Tensor:
@@ -184,7 +192,9 @@ def _embed(
     num_valid, size = mask.sum(1, keepdim=True), sizes.text.head_size
     positions = num_valid + torch.arange(1 + sizes.horizon, device=x.device)
     where = rotation(mask.cumsum(1) - 1, head_size=size)
-    return x, functional.pad(bias, (0, 1 + sizes.horizon)), where, _Where(rotation(positions, head_size=size))
+    bias = functional.pad(bias, (0, 1 + sizes.horizon))
+    bias = functional.pad(bias, (0, aligned(bias.shape[1]) - bias.shape[1]), value=-math.inf)
+    return x, bias, where, _Where(rotation(positions, head_size=size))
 
 
 def _first(layer: GemmaLayer, x: Tensor, where: Rotation, keys: Tensor, values: Tensor) -> Tensor:

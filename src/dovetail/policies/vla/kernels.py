@@ -24,9 +24,19 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-__all__ = ["add_product", "attention", "gated_mlp", "normalize", "project_qkv"]
+__all__ = [
+    "EPSILON",
+    "add_product",
+    "attention",
+    "block_m",
+    "fitted",
+    "gated_mlp",
+    "normalize",
+    "overlap",
+    "project_qkv",
+]
 
-_EPSILON = 1e-6
+EPSILON = 1e-6  # of the norms
 _IS_INTERPRETED = bool(triton.knobs.runtime.interpret)
 _NEGATIVE = tl.constexpr(-1.0e30)  # instead of minus infinity: its differences are finite
 
@@ -38,9 +48,12 @@ FEW: dict[str, Any] = {"BLOCK_ROWS": 32, "BLOCK_KEYS": 128, "num_warps": 4, "num
 MANY: dict[str, Any] = {"BLOCK_ROWS": 64, "BLOCK_KEYS": 64, "num_warps": 4, "num_stages": 2}
 
 
-def normalize(x: Tensor, scale: Tensor, out: Tensor) -> None:
-    """Gemma's RMSNorm: tokens x [M, W], float32, to `out` [M, W]."""
-    _normalize[(len(x),)](x, scale, out, WIDTH=x.shape[1], EPSILON=_EPSILON, num_warps=4, **_overlap())
+def normalize(x: Tensor, scale: Tensor, out: Tensor, *, copy: Tensor | None = None) -> None:
+    """Gemma's RMSNorm: tokens x [M, W], float32, to `out` [M, W]. `copy` gets x."""
+    _normalize[(len(x),)](
+        x, scale, out, x if copy is None else copy,
+        WIDTH=x.shape[1], EPSILON=EPSILON, COPIES=copy is not None, num_warps=4, **overlap(),
+    )  # fmt: skip
 
 
 def project_qkv(
@@ -52,12 +65,12 @@ def project_qkv(
     num_rows, num_tokens, width = x.shape
     size = keys.shape[-1]
     num_heads = weight.shape[0] // size
-    block_m = _block_m(num_rows * num_tokens)
-    grid = (num_heads * (size // 2 // QKV["HALF"]), triton.cdiv(num_rows * num_tokens, block_m))
+    rows = block_m(num_rows * num_tokens)
+    grid = (num_heads * (size // 2 // QKV["HALF"]), triton.cdiv(num_rows * num_tokens, rows))
     _project_qkv[grid](
         x, weight, cos, sin, q, keys, values,
         num_rows * num_tokens, num_tokens, first, keys.shape[1],
-        WIDTH=width, HEADS=num_heads - 2, SIZE=size, BLOCK_M=block_m, **_fitted(QKV, width),
+        WIDTH=width, HEADS=num_heads - 2, SIZE=size, BLOCK_M=rows, **fitted(QKV, width),
     )  # fmt: skip
 
 
@@ -71,11 +84,13 @@ def attention(
     num_splits: int = 1,
     num_early: int = 0,
     early_keys: int = 0,
+    log_sum: Tensor | None = None,
 ) -> Tensor:
     """Attend with rows q [B, R, D] to the first `num_keys` of [B, T, D], with `bias` [B, T] added. Returns [B, R, D].
 
     The keys can be divided into `num_splits` parts, so that few rows keep the whole GPU busy. The first `num_early` rows
-    attend to the first `early_keys` keys only."""
+    attend to the first `early_keys` keys only. `log_sum` [B, R] gets the logarithm of each row's sum of exponentials; it
+    needs several parts."""
     num_batch, num_rows, size = q.shape
     out = torch.empty_like(q)
     settings = MANY if num_splits == 1 else FEW
@@ -93,56 +108,64 @@ def attention(
     if num_splits > 1:
         block = 1 << (num_splits - 1).bit_length()
         _sum_parts[(num_batch * num_rows,)](
-            partial, summary, out, num_batch * num_rows, SIZE=size, SPLITS=num_splits, BLOCK=block, num_warps=2
-        )
+            partial, summary, out, out if log_sum is None else log_sum, num_batch * num_rows,
+            SIZE=size, SPLITS=num_splits, BLOCK=block, HAS_LOG_SUM=log_sum is not None, num_warps=2,
+        )  # fmt: skip
     return out
 
 
-def gated_mlp(x: Tensor, weight: Tensor, out: Tensor) -> None:
-    """The first half of a gated MLP: normalized tokens x [M, W], `weight` [2 F, W] (gate, then up), `out` [M, F]."""
+def gated_mlp(x: Tensor, weight: Tensor, out: Tensor, *, gate_up: Tensor | None = None) -> None:
+    """The first half of a gated MLP: normalized tokens x [M, W], `weight` [2 F, W] (gate, then up), `out` [M, F].
+
+    `gate_up` [M, 2 F] gets the result of the product."""
     num_tokens, width = x.shape
-    block_m = _block_m(num_tokens)
-    _gated_mlp[(out.shape[1] // MLP["BLOCK_N"], triton.cdiv(num_tokens, block_m))](
-        x, weight, out, num_tokens, out.shape[1], WIDTH=width, BLOCK_M=block_m, **_fitted(MLP, width),
+    rows = block_m(num_tokens)
+    _gated_mlp[(out.shape[1] // MLP["BLOCK_N"], triton.cdiv(num_tokens, rows))](
+        x, weight, out, out if gate_up is None else gate_up, num_tokens, out.shape[1],
+        WIDTH=width, BLOCK_M=rows, KEEPS=gate_up is not None, **fitted(MLP, width),
     )  # fmt: skip
 
 
 def add_product(x: Tensor, a: Tensor, weight: Tensor, *, num_splits: int) -> None:
     """x [M, N] += a [M, K] @ weight [N, K]^T. K is divided over `num_splits` programs."""
     num_tokens, size = a.shape
-    block_m, per_split = _block_m(num_tokens), size // num_splits
+    rows, per_split = block_m(num_tokens), size // num_splits
     block_n = min(ADD["BLOCK_N"], x.shape[1])
-    _add_product[(x.shape[1] // block_n, num_splits, triton.cdiv(num_tokens, block_m))](
+    _add_product[(x.shape[1] // block_n, num_splits, triton.cdiv(num_tokens, rows))](
         x, a, weight, num_tokens, x.shape[1], size,
-        PER_SPLIT=per_split, BLOCK_M=block_m, **{**_fitted(ADD, per_split), "BLOCK_N": block_n},
+        PER_SPLIT=per_split, BLOCK_M=rows, **{**fitted(ADD, per_split), "BLOCK_N": block_n},
     )  # fmt: skip
 
 
-def _fitted(settings: dict[str, Any], size: int) -> dict[str, Any]:
+def fitted(settings: dict[str, Any], size: int) -> dict[str, Any]:
     """Settings with blocks that divide the summed axis."""
     block = settings["BLOCK_K"]
     while size % block:
         block //= 2
-    return {**settings, "BLOCK_K": block, **_overlap()}
+    return {**settings, "BLOCK_K": block, **overlap()}
 
 
-def _overlap() -> dict[str, bool]:
+def overlap() -> dict[str, bool]:
     """Triton's interpreter, which the tests use without a GPU, has no overlapping launches."""
     return {"OVERLAP": False} if _IS_INTERPRETED else {"OVERLAP": True, "launch_pdl": True}
 
 
-def _block_m(num_tokens: int) -> int:
+def block_m(num_tokens: int) -> int:
     return 16 if num_tokens <= 16 else 32 if num_tokens <= 32 else 64
 
 
 @triton.jit
-def _normalize(x, scale, out, WIDTH: tl.constexpr, EPSILON: tl.constexpr, OVERLAP: tl.constexpr):
+def _normalize(
+    x, scale, out, copy, WIDTH: tl.constexpr, EPSILON: tl.constexpr, COPIES: tl.constexpr, OVERLAP: tl.constexpr
+):
     at = tl.arange(0, WIDTH)
     row = tl.program_id(0) * WIDTH
     if OVERLAP:
         tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()
     xs = tl.load(x + row + at)
+    if COPIES:
+        tl.store(copy + row + at, xs)
     factor = tl.rsqrt(tl.sum(xs * xs) / WIDTH + EPSILON)
     ys = xs * factor * (1.0 + tl.load(scale + at).to(tl.float32))
     tl.store(out + row + at, ys.to(out.dtype.element_ty))
@@ -236,14 +259,20 @@ def _attention(
 
 
 @triton.jit
-def _sum_parts(partial, summary, out, num_rows, SIZE: tl.constexpr, SPLITS: tl.constexpr, BLOCK: tl.constexpr):
+def _sum_parts(
+    partial, summary, out, log_sum, num_rows,
+    SIZE: tl.constexpr, SPLITS: tl.constexpr, BLOCK: tl.constexpr, HAS_LOG_SUM: tl.constexpr,
+):  # fmt: skip
     """One program: the weighted mean of one row over the parts of the keys."""
     row = tl.program_id(0)
     parts = tl.arange(0, BLOCK)
     valid = parts < SPLITS
     here = parts * num_rows + row
     best = tl.load(summary + here * 2, mask=valid, other=_NEGATIVE)
-    share = tl.load(summary + here * 2 + 1, mask=valid, other=0.0) * tl.exp(best - tl.max(best))
+    highest = tl.max(best)
+    share = tl.load(summary + here * 2 + 1, mask=valid, other=0.0) * tl.exp(best - highest)
+    if HAS_LOG_SUM:
+        tl.store(log_sum + row, highest + tl.log(tl.sum(share)))
     ds = tl.arange(0, SIZE)
     values = tl.load(partial + here[:, None] * SIZE + ds[None, :], mask=valid[:, None], other=0.0).to(tl.float32)
     mean = tl.sum(values * (share / tl.sum(share))[:, None], axis=0)
@@ -252,9 +281,9 @@ def _sum_parts(partial, summary, out, num_rows, SIZE: tl.constexpr, SPLITS: tl.c
 
 @triton.jit
 def _gated_mlp(
-    x, weight, out, num_tokens, num_hidden,
+    x, weight, out, gate_up, num_tokens, num_hidden,
     WIDTH: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
-    OVERLAP: tl.constexpr,
+    KEEPS: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     tokens = tl.program_id(1) * BLOCK_M + tl.arange(0, BLOCK_M)
     valid = tokens < num_tokens
@@ -272,6 +301,10 @@ def _gated_mlp(
         xs = tl.load(x_at + k, mask=valid[:, None], other=0.0)
         gate = tl.dot(xs, tl.trans(tl.load(gate_at + k)), gate)
         up = tl.dot(xs, tl.trans(tl.load(up_at + k)), up)
+    if KEEPS:
+        kept = gate_up + tokens[:, None] * (2 * num_hidden) + columns[None, :]
+        tl.store(kept, gate.to(gate_up.dtype.element_ty), mask=valid[:, None])
+        tl.store(kept + num_hidden, up.to(gate_up.dtype.element_ty), mask=valid[:, None])
     inner = 0.7978845608028654 * (gate + 0.044715 * gate * gate * gate)  # gelu, tanh approximation
     hidden = gate * tl.sigmoid(2.0 * inner) * up
     at = tokens[:, None] * num_hidden + columns[None, :]

@@ -26,17 +26,24 @@ from torch.nn import functional
 from dovetail.policies.vla.sizes import Pi0Sizes
 from dovetail.policies.vla.transformers import GemmaLayer, RMSNorm, Rotation, VisionTower, attend, rotation
 
-__all__ = ["Pi0Network", "Prefix", "layers_of"]
+__all__ = ["Pi0Network", "Prefix", "aligned", "layers_of"]
 
 
 class Prefix(NamedTuple):
-    """What the actions attend to. Keys and values of each layer are [B, K, P + 1 + H, D]: images, prompt, state, and room
-    for the actions."""
+    """What the actions attend to. Keys and values of each layer are [B, K, T, D]: images, prompt, state, room for the
+    actions, and padding (`aligned`)."""
 
     keys: list[Tensor]
     values: list[Tensor]
-    bias: Tensor  # [B, 1, 1, P + 1 + H]: 0, or minus infinity for padding
+    bias: Tensor  # [B, 1, 1, T]: 0, or minus infinity for padding
     where: Rotation  # of the action tokens
+    num_keys: int  # without the padding at the end
+
+
+def aligned(num_keys: int) -> int:
+    """The number of keys with padding. Tensor cores need rows of whole 16 bytes; without padding, a GPU takes kernels that
+    are several times slower."""
+    return -(-num_keys // 8) * 8
 
 
 class Pi0Network(nn.Module):
@@ -81,7 +88,9 @@ class Pi0Network(nn.Module):
             layers_of(self.expert_layers), prefix.keys, prefix.values, strict=True
         ):
             q, k, v = layer.project(tokens, prefix.where)
-            keys, values = _append(cached_keys, k), _append(cached_values, v)
+            keys, values = (
+                _insert(cached, new, prefix.num_keys) for cached, new in ((cached_keys, k), (cached_values, v))
+            )
             tokens = layer.finish(tokens, attend(q, keys, values, prefix.bias))
         return self.action_velocity(tokens)
 
@@ -150,21 +159,27 @@ class Pi0Network(nn.Module):
             found.append(self._with_room(of_prefix, of_state))
         positions = num_valid + 1 + torch.arange(horizon, device=state.device)
         where = rotation(positions, head_size=head_size)
-        return Prefix(all_keys, all_values, functional.pad(bias, (0, horizon)), where)
+        num_keys = num + horizon
+        bias = functional.pad(
+            functional.pad(bias, (0, horizon)), (0, aligned(num_keys) - num_keys), value=-math.inf
+        )
+        return Prefix(all_keys, all_values, bias, where, num_keys)
 
     def _with_room(self, of_prefix: Tensor, of_state: Tensor) -> Tensor:
-        """[B, K, P + 1 + H, D], with zeros where the actions will be."""
-        return functional.pad(torch.cat((of_prefix, of_state), dim=2), (0, 0, 0, self.sizes.horizon))
+        """[B, K, T, D], with zeros where the actions will be, and behind them."""
+        known = torch.cat((of_prefix, of_state), dim=2)
+        num_known = known.shape[2]
+        return functional.pad(known, (0, 0, 0, aligned(num_known + self.sizes.horizon) - num_known))
 
 
 def layers_of(modules: nn.ModuleList) -> list[GemmaLayer]:
     return cast("list[GemmaLayer]", list(modules))
 
 
-def _append(cached: Tensor, new: Tensor) -> Tensor:
-    """`cached` with `new` in its last places. In place unless gradients are needed."""
-    num = new.shape[2]
+def _insert(cached: Tensor, new: Tensor, end: int) -> Tensor:
+    """`cached` with `new` in the places before `end`. In place unless gradients are needed."""
+    first = end - new.shape[2]
     if torch.is_grad_enabled():
-        return torch.cat((cached[:, :, :-num], new), dim=2)
-    cached[:, :, -num:] = new
+        return torch.cat((cached[:, :, :first], new, cached[:, :, end:]), dim=2)
+    cached[:, :, first:end] = new
     return cached

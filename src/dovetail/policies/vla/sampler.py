@@ -13,9 +13,9 @@ from dovetail.policies.flows.guidance import guided_velocity
 from dovetail.policies.settings import GuidanceConfig
 from dovetail.policies.vla.pi0_network import Pi0Network, Prefix
 
-__all__ = ["Commitment", "Inputs", "Parts", "Sampler", "compiled_parts"]
+__all__ = ["FEW_TOKENS", "Commitment", "Inputs", "Parts", "Sampler", "compiled_parts"]
 
-_FEW_TOKENS = 128  # actions of a batch; more are large products, which torch computes faster
+FEW_TOKENS = 128  # actions of a batch; more are large products, which torch computes faster
 
 
 class Inputs(NamedTuple):
@@ -93,7 +93,7 @@ class Sampler:
         times = 1.0 - torch.arange(num, device=x.device) / num  # 1 is noise
         embedded = self._network.embed_times(times)
         whole = self._parts.sample
-        if whole is not None and commitment is None and x.shape[0] * x.shape[1] <= _FEW_TOKENS:
+        if whole is not None and commitment is None and x.shape[0] * x.shape[1] <= FEW_TOKENS:
             return whole(inputs, embedded)
         prefix = self._parts.prefix(*inputs[:-1])
         for step in range(num):
