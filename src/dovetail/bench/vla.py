@@ -19,9 +19,11 @@ from torch import Tensor
 from dovetail.bench._vla_stock import StockPi0
 from dovetail.bench.rows import Row, at_most
 from dovetail.core.errors import one_line
+from dovetail.policies.vla.paligemma_network import PaliGemmaNetwork
 from dovetail.policies.vla.pi0_network import Pi0Network
+from dovetail.policies.vla.pi05_network import Pi05Network
 from dovetail.policies.vla.sampler import Commitment, Inputs, Sampler, compiled_parts
-from dovetail.policies.vla.sizes import GemmaSizes, Pi0Sizes, VisionSizes
+from dovetail.policies.vla.sizes import GemmaSizes, Pi0Sizes, Pi05Sizes, VisionSizes
 
 __all__ = ["bench"]
 
@@ -34,6 +36,7 @@ _TINY = Pi0Sizes(
     text=GemmaSizes(width=64, num_layers=4, num_heads=4, head_size=32, mlp_width=256),
     expert=GemmaSizes(width=32, num_layers=4, num_heads=4, head_size=32, mlp_width=128),
     vocabulary=256,
+    has_float64_times=False,  # as transformers
 )
 
 
@@ -66,7 +69,11 @@ def _cpu_rows(num: int) -> Iterator[Row]:
 class _GpuBench:
     def __init__(self, *, quick: bool) -> None:
         self._quick, self._num, self._start_s = quick, 10 if quick else 50, time.perf_counter()
-        self._sizes, self._device, self._dtype = Pi0Sizes(), torch.device("cuda"), torch.bfloat16
+        self._sizes, self._device, self._dtype = (
+            Pi0Sizes(has_float64_times=False),
+            torch.device("cuda"),
+            torch.bfloat16,
+        )
 
     def rows(self) -> Iterator[Row]:
         version = ".".join(torch.__version__.split("+")[0].split(".")[:2])
@@ -175,10 +182,10 @@ class _GpuBench:
         yield Row(name=row, value=seconds, unit="s") if aim is None else at_most(row, seconds, "s", aim)
 
 
-def make_network(sizes: Pi0Sizes, *, device: torch.device, dtype: torch.dtype) -> Pi0Network:
-    """Random weights, made on the device."""
+def make_network(sizes: Pi0Sizes, *, device: torch.device, dtype: torch.dtype) -> PaliGemmaNetwork:
+    """Random weights of pi0, or of pi0.5 if these are its sizes, made on the device."""
     with torch.device("meta"):
-        network = Pi0Network(sizes)
+        network = Pi05Network(sizes) if isinstance(sizes, Pi05Sizes) else Pi0Network(sizes)
     network = network.to(dtype).to_empty(device=device).requires_grad_(False).eval()
     for parameter in network.parameters():
         parameter.normal_(0.0, parameter.shape[-1] ** -0.5 if parameter.ndim > 1 else 0.02)

@@ -10,7 +10,7 @@ from pydantic import Field
 from dovetail.config.model import Config
 from dovetail.policies.settings import GuidanceConfig
 
-__all__ = ["Pi0Config", "VlaConfig"]
+__all__ = ["Pi0Config", "Pi05Config", "VlaConfig"]
 
 
 class VlaConfig(Config):
@@ -49,4 +49,8 @@ class VlaConfig(Config):
 
 
 class Pi0Config(VlaConfig):
+    preferred_image_size: ClassVar[int] = 224  # PaliGemma's
+
+
+class Pi05Config(VlaConfig):
     preferred_image_size: ClassVar[int] = 224  # PaliGemma's
