@@ -1,7 +1,8 @@
 """Record what LeRobot's own pi0 and pi05 compute with tiny weights: tests/fixtures/lerobot_vla.
 
-    python3.12 -m venv ENV && ENV/bin/pip install "lerobot[pi]==0.6.1"
+    python3.12 -m venv ENV && ENV/bin/pip install "lerobot[pi,peft]==0.6.1"
     ENV/bin/python scripts/record_vla_fixtures.py
+    ENV/bin/python scripts/record_vla_fixtures.py pi0 FOLDER  # whether LeRobot gets the same from a folder of ours
 
 Networks, processors and folders are LeRobot's. Only sizes that it has as constants are made smaller, and the tokenizer,
 which it would download, is a tiny one with one token for each character.
@@ -9,6 +10,8 @@ which it would download, is a tiny one with one token for each character.
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import shutil
 import sys
@@ -17,12 +20,14 @@ from types import ModuleType
 from typing import Any
 
 import numpy as np
+import peft
 import torch
 import transformers
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
 from lerobot.configs import FeatureType, PolicyFeature
+from lerobot.policies.factory import make_pre_post_processors
 from lerobot.policies.pi0 import modeling_pi0
 from lerobot.policies.pi0.configuration_pi0 import PI0Config
 from lerobot.policies.pi0.processor_pi0 import make_pi0_pre_post_processors
@@ -40,13 +45,31 @@ CAMERAS = ("base_0_rgb", "left_wrist_0_rgb", "right_wrist_0_rgb")
 
 
 def main() -> None:
+    shrink(modeling_pi0)
+    shrink(modeling_pi05)
+    if len(sys.argv) == 3:
+        check(sys.argv[1], Path(sys.argv[2]))
+        return
     for name, modeling, config, make_processors in (
         ("pi0", modeling_pi0, PI0Config, make_pi0_pre_post_processors),
         ("pi05", modeling_pi05, PI05Config, make_pi05_pre_post_processors),
     ):
-        shrink(modeling)
         for suffix, relative in (("", False), ("_relative", True)):
             record(name + suffix, modeling, config, make_processors, relative=relative)
+
+
+def check(name: str, folder: Path) -> None:
+    """Load the folder as LeRobot's users do, and compare all that it computes with what was recorded."""
+    policy_class = modeling_pi05.PI05Policy if name.startswith("pi05") else modeling_pi0.PI0Policy
+    said = io.StringIO()
+    with contextlib.redirect_stdout(said):
+        policy = policy_class.from_pretrained(folder).eval()
+    assert "All keys loaded successfully!" in said.getvalue(), said.getvalue()
+    use_tokenizer(folder)
+    before, after = make_pre_post_processors(policy.config, pretrained_path=str(folder))
+    expected = shared.recorded(name)
+    for key, value in outputs(policy, before, after).items():
+        np.testing.assert_allclose(value, expected[key], rtol=1e-6, atol=1e-6, err_msg=key)
 
 
 def shrink(modeling: ModuleType) -> None:
@@ -78,6 +101,11 @@ def write_tokenizer(folder: Path) -> None:
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), behavior="isolated")
     tokenizer.post_processor = processors.TemplateProcessing(single="<bos> $A", special_tokens=[("<bos>", 2)])
     tokenizer.save(str(folder / "tokenizer.json"))
+    use_tokenizer(folder)
+
+
+def use_tokenizer(folder: Path) -> None:
+    """Instead of the one that LeRobot would download."""
     fast = transformers.PreTrainedTokenizerFast(
         tokenizer_file=str(folder / "tokenizer.json"), bos_token="<bos>", pad_token="<pad>", unk_token="<unk>"
     )
@@ -125,6 +153,26 @@ def record(name: str, modeling: ModuleType, config_class: Any, make_processors: 
         np.testing.assert_array_equal(value.numpy(), shared.seeded_tensor(key, tuple(value.shape)))
     (place / "shapes.json").write_text(json.dumps(shapes, indent=0))
     save_file(outputs(policy, before, after), place / "outputs.safetensors")
+    if not relative:
+        record_adapter(policy, before, after, place)
+
+
+def record_adapter(policy: Any, before: Any, after: Any, place: Path) -> None:
+    """LoRA with PEFT itself; the last layer is trained completely."""
+    config = peft.LoraConfig(
+        r=4,
+        lora_alpha=6,
+        target_modules=r".*\.gemma_expert\..*\.(q|v|up)_proj",
+        modules_to_save=["action_out_proj"],
+    )
+    wrapped = peft.get_peft_model(policy, config)
+    with torch.no_grad():
+        for key, parameter in wrapped.named_parameters():
+            if parameter.requires_grad:
+                parameter.copy_(torch.from_numpy(shared.seeded_tensor(key, tuple(parameter.shape))))
+    wrapped.save_pretrained(place / "adapter")
+    (place / "adapter" / "README.md").unlink(missing_ok=True)
+    save_file(outputs(wrapped.base_model.model, before, after), place / "adapted_outputs.safetensors")
 
 
 def seed_weights(policy: Any) -> None:

@@ -1,8 +1,8 @@
-"""Time of one action chunk of pi0 with random weights, next to stock transformers in the same process.
+"""Time of one action chunk of pi0 with random weights, next to stock transformers in the same process, and of pi05.
 
-On a GPU: full size, bfloat16, three cameras of 224 x 224 pixels, 48 prompt tokens, 10 flow steps, chunks of 50. On a CPU:
-a tiny model in float32. `python -m dovetail.bench.vla [--quick]` prints the rows as JSON lines and needs neither the CLI
-nor Ray.
+On a GPU: full size, bfloat16, three cameras of 224 x 224 pixels, 48 prompt tokens (pi05: 200), 10 flow steps, chunks of 50.
+On a CPU: a tiny model in float32. `python -m dovetail.bench.vla [--quick]` prints the rows as JSON lines and needs
+neither the CLI nor Ray.
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ _TINY = Pi0Sizes(
     vocabulary=256,
     has_float64_times=False,  # as transformers
 )
+_TINY_PI05 = Pi05Sizes(vision=_TINY.vision, text=_TINY.text, expert=_TINY.expert, vocabulary=_TINY.vocabulary)
 
 
 def bench(*, quick: bool) -> Iterator[Row]:
@@ -49,9 +50,9 @@ def bench(*, quick: bool) -> Iterator[Row]:
 
 
 def _cpu_rows(num: int) -> Iterator[Row]:
-    network = make_network(_TINY, device=torch.device("cpu"), dtype=torch.float32)
-    inputs = make_inputs(_TINY, device=torch.device("cpu"), dtype=torch.float32)
-    sampler = Sampler(network, num_steps=_TINY.num_flow_steps)
+    sampler, network, inputs = _tiny(_TINY_PI05)
+    yield _row("CPU, tiny pi05: ours, eager", _times_ms(lambda: sampler(inputs), num))
+    sampler, network, inputs = _tiny(_TINY)
     ours = _times_ms(lambda: sampler(inputs), num)
     try:
         stock = StockPi0(network)
@@ -64,6 +65,12 @@ def _cpu_rows(num: int) -> Iterator[Row]:
     ratio = statistics.median(ours) / statistics.median(theirs)
     yield _row("CPU, tiny pi0: ours, eager", ours, baseline=_BASELINE, ratio=ratio)
     yield _difference("CPU, tiny pi0: ours against stock", sampler(inputs), stock(inputs))
+
+
+def _tiny(sizes: Pi0Sizes) -> tuple[Sampler, PaliGemmaNetwork, Inputs]:
+    network = make_network(sizes, device=torch.device("cpu"), dtype=torch.float32)
+    inputs = make_inputs(sizes, device=torch.device("cpu"), dtype=torch.float32)
+    return Sampler(network, num_steps=sizes.num_flow_steps), network, inputs
 
 
 class _GpuBench:
@@ -84,6 +91,7 @@ class _GpuBench:
         parts: list[tuple[str, Callable[[], Iterator[Row]]]] = [
             ("ours", lambda: self._ours(network, inputs)),
             ("stock transformers", lambda: self._stock(network, inputs)),
+            ("pi05, ours", self._pi05),
         ]
         if not self._quick:
             parts += [
@@ -102,16 +110,21 @@ class _GpuBench:
         yield Row(name="whole bench", value=time.perf_counter() - self._start_s, unit="s")
         yield Row(name="peak GPU memory", value=torch.cuda.max_memory_allocated() / 2**30, unit="GiB")
 
-    def _ours(self, network: Pi0Network, inputs: Inputs) -> Iterator[Row]:
+    def _pi05(self) -> Iterator[Row]:
+        network = make_network(Pi05Sizes(), device=self._device, dtype=self._dtype)
+        inputs = make_inputs(network.sizes, device=self._device, dtype=self._dtype)
+        yield from self._ours(network, inputs, who="pi05, ours")
+
+    def _ours(self, network: PaliGemmaNetwork, inputs: Inputs, *, who: str = "ours") -> Iterator[Row]:
         num_steps = self._sizes.num_flow_steps
         eager = Sampler(network, num_steps=num_steps)
         expected = eager(inputs)
-        yield _row("ours, eager", _times_ms(lambda: eager(inputs), self._num))
+        yield _row(f"{who}, eager", _times_ms(lambda: eager(inputs), self._num))
         graph = Sampler(network, num_steps=num_steps, graph=True)
-        yield from self._warmed_up("ours, CUDA graph", graph, inputs)
-        yield _row("ours, CUDA graph", _times_ms(lambda: graph(inputs), self._num))
+        yield from self._warmed_up(f"{who}, CUDA graph", graph, inputs)
+        yield _row(f"{who}, CUDA graph", _times_ms(lambda: graph(inputs), self._num))
         parts = compiled_parts(network)
-        name = f"ours, {_FASTEST}"
+        name = f"{who}, {_FASTEST}"
         both = Sampler(network, num_steps=num_steps, parts=parts, graph=True)
         yield from self._warmed_up(name, both, inputs, aim=_WARMUP_AIM_S)
         times = _times_ms(lambda: both(inputs), self._num)
@@ -121,10 +134,10 @@ class _GpuBench:
         step = (statistics.median(times) - with_one) / (num_steps - 1)
         yield Row(name=f"{name}: prefix", value=with_one - step, unit="ms")
         yield Row(name=f"{name}: one step", value=step, unit="ms")
-        yield _difference("ours, CUDA graph against eager", graph(inputs), expected)
+        yield _difference(f"{who}, CUDA graph against eager", graph(inputs), expected)
         yield _difference(f"{name} against eager", both(inputs), expected)
 
-    def _guided(self, network: Pi0Network, inputs: Inputs) -> Iterator[Row]:
+    def _guided(self, network: PaliGemmaNetwork, inputs: Inputs) -> Iterator[Row]:
         num_steps = self._sizes.num_flow_steps
         target = torch.randn_like(inputs.noise)
         weights = torch.zeros_like(target)
@@ -140,7 +153,7 @@ class _GpuBench:
             yield _row(name, times, aim=_GUIDED_AIM_MS)
             yield _difference(f"{name} against eager", sampler(inputs, commitment), eager(inputs, commitment))
 
-    def _batch(self, network: Pi0Network, batch: int) -> Iterator[Row]:
+    def _batch(self, network: PaliGemmaNetwork, batch: int) -> Iterator[Row]:
         inputs = make_inputs(self._sizes, device=self._device, dtype=self._dtype, batch=batch)
         name = f"ours, batch {batch}, {_FASTEST}"
         parts = compiled_parts(network)
@@ -148,13 +161,13 @@ class _GpuBench:
         yield from self._warmed_up(name, sampler, inputs)
         yield _row(name, _times_ms(lambda: sampler(inputs), self._num))
 
-    def _stock(self, network: Pi0Network, inputs: Inputs) -> Iterator[Row]:
+    def _stock(self, network: PaliGemmaNetwork, inputs: Inputs) -> Iterator[Row]:
         stock = StockPi0(network)
         yield _row(_BASELINE, _times_ms(lambda: stock(inputs), max(self._num // 5, 3)))
         ours = Sampler(network, num_steps=self._sizes.num_flow_steps)(inputs)
         yield _difference("ours, eager, against stock", ours, stock(inputs))
 
-    def _stock_compiled(self, network: Pi0Network, inputs: Inputs) -> Iterator[Row]:
+    def _stock_compiled(self, network: PaliGemmaNetwork, inputs: Inputs) -> Iterator[Row]:
         stock = StockPi0(network)
         start_s = time.perf_counter()
         stock.compile()

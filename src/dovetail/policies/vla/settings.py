@@ -34,6 +34,8 @@ class VlaConfig(Config):
     """File with statistics instead of those in the folder: LeRobot's stats.json or openpi's norm_stats.json."""
     tokenizer: str | None = None
     """The model's tokenizer.json, or a folder with it. Null: in the checkpoint's folder."""
+    adapter: str | None = None
+    """Folder of PEFT with LoRA, merged when the weights are read. Null: the one in the checkpoint's folder, if any."""
     device: str = Field(default="auto", pattern=r"^(cpu|auto|cuda(:\d+)?)$")
     """Where it computes. Auto: the first GPU, or the CPU if there is none."""
     precision: Literal["auto", "bfloat16", "float32"] = "auto"

@@ -7,6 +7,7 @@ from functools import partial
 import numpy as np
 
 from dovetail.core.types import Array
+from dovetail.policies.vla.checkpoints.paligemma_export import pi05_export
 from dovetail.policies.vla.checkpoints.paligemma_keys import lerobot_layout, openpi_layout
 from dovetail.policies.vla.families.pi0 import CAMERAS, PALIGEMMA
 from dovetail.policies.vla.family import Family
@@ -41,4 +42,5 @@ PI05 = Family(
     tokenizer_origin=PALIGEMMA,
     prepare_images=prepare_images,
     cameras=CAMERAS,
+    export=pi05_export,
 )
