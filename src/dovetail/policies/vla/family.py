@@ -56,6 +56,11 @@ class FlowNetwork(ABC, nn.Module):
     @abstractmethod
     def dtype(self) -> torch.dtype: ...
 
+    @property
+    def components(self) -> dict[str, nn.Module]:
+        """The parts that can be trained or frozen separately. Every parameter is in exactly one of them."""
+        return {"network": self}
+
     @abstractmethod
     def prefix(
         self, images: Tensor, camera_mask: Tensor, tokens: Tensor, token_mask: Tensor, state: Tensor

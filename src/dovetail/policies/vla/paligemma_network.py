@@ -57,6 +57,16 @@ class PaliGemmaNetwork(FlowNetwork):
     def dtype(self) -> torch.dtype:
         return self.action_out.weight.dtype
 
+    @property
+    def components(self) -> dict[str, nn.Module]:
+        text: dict[str, nn.Module] = {"embedding": self.embedding, "layers": self.text_layers}
+        others = {
+            name: module
+            for name, module in self.named_children()
+            if name not in ("vision", "embedding", "text_layers")
+        }
+        return {"vision": self.vision, "text": nn.ModuleDict(text), "expert": nn.ModuleDict(others)}
+
     def prefix(
         self, images: Tensor, camera_mask: Tensor, tokens: Tensor, token_mask: Tensor, state: Tensor
     ) -> Prefix:
