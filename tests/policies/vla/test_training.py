@@ -83,6 +83,24 @@ def test_errors_equal_those_of_lerobot(case):
     torch.testing.assert_close(ours, theirs["losses"], rtol=1e-4, atol=1e-4)
 
 
+def test_training_the_expert_lowers_the_loss(case):
+    network, given, theirs = case
+    expert = network.components["expert"].requires_grad_(True)
+    before = {name: value.clone() for name, value in expert.state_dict().items()}
+    optimizer = torch.optim.Adam(expert.parameters(), lr=3e-3)
+    losses = []
+    for _ in range(12):
+        generator = torch.Generator().manual_seed(0)  # the same times and noise, so that losses compare
+        loss = flow_matching_loss(network, given, theirs["normalized_actions"], generator=generator)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    expert.load_state_dict(before)
+    network.requires_grad_(False)
+    assert losses[-1] < 0.6 * losses[0]
+
+
 def test_each_parameter_is_in_one_component_and_frozen_ones_get_no_gradient(case):
     network, given, theirs = case
     parts = network.components
