@@ -19,7 +19,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from dovetail.policies.vla import backward_kernels, kernels
-from dovetail.policies.vla.pi0_network import Pi0Network, Prefix, layers_of
+from dovetail.policies.vla.paligemma_network import Prefix, layers_of
+from dovetail.policies.vla.pi0_network import Pi0Network
+from dovetail.policies.vla.transformers import RMSNorm
 
 __all__ = ["FastVelocity", "compiled"]
 
@@ -79,7 +81,7 @@ class FastVelocity:
         for index, layer in enumerate(self._layers):
             before, middle, after = stream[2 * index : 2 * index + 3]
             keys, values, q = prefix.keys[index][:, 0], prefix.values[index][:, 0], kept.q[index]
-            kernels.normalize(before, layer.attention_norm.weight, flat, copy=middle)
+            kernels.normalize(before, _scale(layer.attention_norm), flat, copy=middle)
             kernels.project_qkv(normal, layer.qkv.weight, cos, sin, q, keys, values, first=num_keys - num_tokens)
             attended = kernels.attention(
                 q, keys, values, bias, num_keys=num_keys, num_splits=_KEY_SPLITS, log_sum=kept.log_sum[index]
@@ -88,10 +90,10 @@ class FastVelocity:
             kernels.add_product(
                 middle, attended.view(len(flat), -1), layer.attention_out.weight, num_splits=_SUM_SPLITS
             )
-            kernels.normalize(middle, layer.mlp_norm.weight, flat, copy=after)
+            kernels.normalize(middle, _scale(layer.mlp_norm), flat, copy=after)
             kernels.gated_mlp(flat, layer.gate_up.weight, hidden, gate_up=kept.gate_up[index])
             kernels.add_product(after, hidden, layer.down.weight, num_splits=_SUM_SPLITS)
-        return self._actions_out(self.network, stream[-1].view(first.shape)), kept
+        return self._actions_out(self.network, stream[-1].view(first.shape), time), kept
 
     def backward(self, vector: Tensor, x: Tensor, time: Tensor, prefix: Prefix, kept: _Kept) -> Tensor:
         """The vector-Jacobian product, [B, H, A]."""
@@ -115,7 +117,7 @@ class FastVelocity:
                 of_normal, of_gate_up, layer.gate_up.weight, num_splits=_MLP_SPLITS
             )
             backward_kernels.normalize_backward(
-                middle, layer.mlp_norm.weight, of_normal, grad, copy, epsilon=epsilon
+                middle, _scale(layer.mlp_norm), of_normal, grad, copy, epsilon=epsilon
             )
             backward_kernels.transposed_product(copy, layer.attention_out.weight, of_attended.view(num_rows, -1))
             backward_kernels.attention_backward(
@@ -128,7 +130,7 @@ class FastVelocity:
                 of_normal, of_product.view(num_rows, -1), layer.qkv.weight, num_splits=_QKV_SPLITS
             )
             backward_kernels.normalize_backward(
-                before, layer.attention_norm.weight, of_normal, grad, copy, epsilon=epsilon
+                before, _scale(layer.attention_norm), of_normal, grad, copy, epsilon=epsilon
             )
         return self._actions_in_backward(self.network, x, time, grad.view(num_batch, num_tokens, width))
 
@@ -148,6 +150,11 @@ class _Velocity(torch.autograd.Function):
         return fast.backward(vector, x, time, prefix, kept), None, None, None
 
 
+def _scale(norm: RMSNorm) -> Tensor:
+    assert norm.weight is not None, "pi0's norms have scales of their own"
+    return norm.weight
+
+
 def _angles(prefix: Prefix) -> tuple[Tensor, Tensor]:
     """Cosine and sine [M, D / 2] of the action tokens."""
     cos, sin = (part.reshape(-1, part.shape[-1]).contiguous() for part in prefix.where)
@@ -161,8 +168,8 @@ def _actions_in(network: Pi0Network, x: Tensor, time: Tensor) -> Tensor:
     return network.action_tokens(x, time).float()
 
 
-def _actions_out(network: Pi0Network, tokens: Tensor) -> Tensor:
-    return network.action_velocity(tokens.to(network.dtype))
+def _actions_out(network: Pi0Network, tokens: Tensor, time: Tensor) -> Tensor:
+    return network.action_velocity(tokens.to(network.dtype), time)
 
 
 def _actions_in_backward(network: Pi0Network, x: Tensor, time: Tensor, grad: Tensor) -> Tensor:
@@ -179,7 +186,7 @@ def _actions_in_backward(network: Pi0Network, x: Tensor, time: Tensor, grad: Ten
 def _actions_out_backward(network: Pi0Network, tokens: Tensor, vector: Tensor) -> Tensor:
     """The gradient of the last tokens, float32, from that of the velocity."""
     scaled = (vector.to(network.dtype) @ network.action_out.weight).float() * (
-        1.0 + network.expert_norm.weight.float()
+        1.0 + _scale(network.expert_norm).float()
     )
     factor = torch.rsqrt(tokens.square().mean(-1, keepdim=True) + kernels.EPSILON)
     normal = tokens * factor
