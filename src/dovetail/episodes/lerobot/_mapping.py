@@ -112,10 +112,7 @@ def only(mapped: Mapped, robot: RobotSpec, *, skipped: Mapping[str, str]) -> Map
 
 def without(robot: RobotSpec, mapped: Mapped) -> RobotSpec:
     """Return the robot with only those observations that the dataset contains."""
-    there = {
-        key: spec for key, spec in robot.observation.items() if key in mapped.numbers or key in mapped.pictures
-    }
-    return replace(robot, observation=there)
+    return robot.with_only({**mapped.numbers, **mapped.pictures})
 
 
 def foreign(
