@@ -121,12 +121,12 @@ class OpenLoopErrors:
     @property
     def mae(self) -> Numbers:
         """Mean absolute error of each axis, over all steps of the chunks, [A]."""
-        return np.asarray(self._weights @ np.nan_to_num(self.mae_by_step))
+        return self._mean(self.mae_by_step)
 
     @property
     def rmse(self) -> Numbers:
         """Root mean squared error of each axis, [A]."""
-        return np.sqrt(np.asarray(self._weights @ np.nan_to_num(self.rmse_by_step) ** 2))
+        return np.sqrt(self._mean(self.rmse_by_step**2))
 
     @property
     def relative(self) -> Numbers:
@@ -138,9 +138,9 @@ class OpenLoopErrors:
         """[H, A]"""
         return _divided(self.rmse_by_step, self.spread)
 
-    @property
-    def _weights(self) -> Numbers:
-        return np.asarray(self.num_compared / max(1, int(self.num_compared.sum())), np.float64)
+    def _mean(self, by_step: Numbers) -> Numbers:
+        total = (np.nan_to_num(by_step) * self.num_compared[:, None]).sum(axis=0)
+        return np.asarray(total / max(1, int(self.num_compared.sum())))
 
 
 def _errors(one: Predicted, spec: PolicySpec) -> Numbers:

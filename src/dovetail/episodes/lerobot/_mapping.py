@@ -221,9 +221,11 @@ def _checked_piece(key: str, piece: Piece, spec: ArraySpec, *, robot: RobotSpec,
     theirs = piece.spec
     same_kind = np.can_cast(theirs.dtype, spec.dtype, "same_kind") and theirs.is_image == spec.is_image
     if theirs.shape != spec.shape or not same_kind:
+        both_images = theirs.is_image and spec.is_image
+        todo = f". Set the robot's camera to {theirs.shape[1]}x{theirs.shape[0]} pixels" if both_images else ""
         raise SpecMismatch(
             f"{what}: the dataset's {piece.feature} is {theirs.describe()}, "
-            f"but robot '{robot.name}' has {spec.describe()}"
+            f"but robot '{robot.name}' has {spec.describe()}{todo}"
         )
     names = theirs.names if theirs.names == spec.names else own_names(key, theirs.names)
     if not ignore_names and names and spec.names and names != spec.names:
