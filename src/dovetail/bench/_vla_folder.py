@@ -40,10 +40,13 @@ def write_folder(folder: Path, network: Pi0Network, *, num_state: int, num_actio
 
 def published_tensors(network: Pi0Network) -> dict[str, Tensor]:
     """The parameters under transformers' names; those that we join are split again."""
-    ours, found = dict(network.named_parameters()), {}
+    ours = dict(network.named_parameters())
+    found: dict[str, Tensor] = {}
     for name, keys in parameter_sources(network.sizes, KEYS).items():
-        parts = ours[name].detach().split(_num_rows(name, len(ours[name]), len(keys), network.sizes))
-        found.update(zip(keys, parts, strict=True))
+        tensor, first = ours[name].detach(), 0
+        for key, num_rows in zip(keys, _num_rows(name, len(tensor), len(keys), network.sizes), strict=True):
+            found[key] = tensor.narrow(0, first, num_rows)
+            first += num_rows
     return found
 
 
