@@ -111,7 +111,7 @@ class OpenLoop:
 
 def evaluate_open_loop(
     run: Run | str | Path,
-    dataset: str | Path,
+    dataset: Run | str | Path,
     overrides: Overrides = (),
     *,
     num_episodes: int | None = None,
@@ -133,14 +133,13 @@ def evaluate_open_loop(
     from dovetail.runs.assembly.policy_rate import refuse_other_rate, ticks_of_step
     from dovetail.runs.open_loop import OpenLoopErrors, predict
 
-    source = find_weights(
-        run.path if isinstance(run, Run) else run, version=version, best=best, runs_dir=Path(runs_dir)
-    )
+    target, data = (one.path if isinstance(one, Run) else one for one in (run, dataset))
+    source = find_weights(target, version=version, best=best, runs_dir=Path(runs_dir))
     folder = source.folder
     config = load_saved(folder.path, overrides, quiet=True).config if overrides else folder.config
     refuse_other_rate(folder.config, config)
     on_progress("loading the policy", 0.0, 0)
-    reader = DataReader(Path(dataset), runs_dir=Path(runs_dir), rename=rename or {}, ignore_names=ignore_names)
+    reader = DataReader(Path(data), runs_dir=Path(runs_dir), rename=rename or {}, ignore_names=ignore_names)
     config, robot, policy, recorded = _fitting_arm(source, config, reader)
     label = _load_weights(source, config, policy, robot)
     policy.warmup()
@@ -163,7 +162,7 @@ def evaluate_open_loop(
 
         found.append(predict(policy, episode, ticks=ticks, every=every, on_chunk=on_chunk))
     if not found:
-        raise UsageError(f"{dataset} has no episode with at least one step of the policy")
+        raise UsageError(f"{reader.path} has no episode with at least one step of the policy")
     return OpenLoop(
         weights=label,
         run=folder.path,
