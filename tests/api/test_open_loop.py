@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -13,11 +14,17 @@ from dovetail.api import evaluate_open_loop
 from dovetail.api.datasets import export_dataset
 from dovetail.api.episodes import Filter
 from dovetail.cli.main import main
+from dovetail.config.schema import PluginSection
 from dovetail.core.errors import Interrupted, SpecMismatch, UsageError
-from dovetail.core.types import Outcome, Purpose
+from dovetail.core.prompts import encode_prompt
+from dovetail.core.types import ActContext, Outcome, Purpose
+from dovetail.runs.assembly.policy_components import build_policy
+from dovetail.runs.assembly.policy_rate import policy_robot
 from support.counting_policy import CountingPolicy
 from support.lerobot_v21 import write_v21
 from support.made_runs import ROBOT, made_episode, made_run
+from support.recorded_runs import record_run
+from support.small_checkpoints import SMALL_CHECKPOINTS
 
 COUNTING = "support.counting_policy:CountingPolicy"
 
@@ -54,7 +61,7 @@ def test_an_exported_dataset_gives_the_same_errors_as_its_run(run, tmp_path):
 
 def test_a_foreign_dataset_needs_only_what_the_policy_looks_at(run, tmp_path):
     content = write_v21(tmp_path / "v21")
-    with pytest.raises(SpecMismatch, match=r"the dataset's observation.state is .*4.*but robot 'panda' has .*3"):
+    with pytest.raises(SpecMismatch, match=r"cut them out: --rename 'observation.state\[0:3\]=state'"):
         evaluate_open_loop(run, tmp_path / "v21", policy())
     rename = {"observation.state[0:3]": "state"}
     with pytest.raises(SpecMismatch, match=r"names .* differ: a != x, b != y, c != z.*use --ignore-names"):
@@ -86,6 +93,12 @@ def test_what_does_not_fit_is_refused_with_what_to_do(run, tmp_path):
         SpecMismatch, match=r"looks at 'front', which the episodes of .*blind lack\. They have 'state'"
     ):
         evaluate_open_loop(run, blind.path, looks)
+    action = replace(ROBOT.action, low=(-2.0, -2.0), high=(2.0, 2.0))
+    other = made_run(tmp_path / "other", made_episode("o0", robot=replace(ROBOT, action=action, parts=())))
+    with pytest.raises(
+        SpecMismatch, match=r"limits .* differ.*\. Use episodes of this robot, or override the section"
+    ):
+        evaluate_open_loop(run, other.path, policy())
     with pytest.raises(UsageError, match=r"neither a LeRobot dataset \(it has no meta/info.json\) nor a run"):
         evaluate_open_loop(run, tmp_path, policy())
     with pytest.raises(UsageError, match="has no episodes to compare with"):
@@ -127,6 +140,31 @@ def test_the_command_prints_tables_and_writes_json_and_plots(run, tmp_path, caps
     assert sorted(path.name for path in (tmp_path / "other").iterdir())[0] == "episode_1.png"
     assert "RMSE" not in capsys.readouterr().out
     dovetail.open("rec")  # the run folder stays valid
+
+
+@pytest.mark.extended
+@pytest.mark.parametrize("kind", sorted(SMALL_CHECKPOINTS))
+def test_a_published_policy_is_checked_with_the_chunks_that_it_acts_with(tmp_path, kind):
+    recorded = record_run(tmp_path / "runs" / "rec", num_episodes=2, cameras=("front",))
+    section = SMALL_CHECKPOINTS[kind](tmp_path / kind)
+    found = evaluate_open_loop(recorded.path, recorded.path, {"policy": section}, num_episodes=1, every=4)
+    episode = dovetail.open(recorded.path).episodes[0].load()
+    one = found.episodes[0]
+    built = build_policy(
+        PluginSection.parse("policy", section), robot=policy_robot(recorded.config, episode.robot), seed=0
+    )
+    inputs = {key: episode.column(f"observation/{key}")[4:5] for key in built.spec.observation}
+    inputs["prompt"] = encode_prompt(episode.prompt)[None]
+    chunk = built.act(inputs, ActContext(deterministic=True, seed=4)).actions[0]
+    assert one.prompt == episode.prompt != ""
+    np.testing.assert_array_equal(one.chunks[1], chunk)
+    np.testing.assert_array_equal(one.targets[1, 0], episode.column("executed")[4])
+    assert np.isfinite(found.relative) and found.units == ("",) * 6  # this robot is in the form of 0.6
+
+
+def test_dollars_in_names_are_no_formulas(run, tmp_path):
+    found = replace(evaluate_open_loop(run, run, policy()), dataset=tmp_path / "a$\\frac$b$")
+    assert (found.save(tmp_path / "plots") / "error_by_step.png").is_file()
 
 
 @pytest.mark.parametrize(

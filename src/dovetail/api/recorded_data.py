@@ -104,7 +104,10 @@ class _RunEpisodes:
                 f"policy '{self._policy.name}' looks at {_listed(missing)}, which the episodes of {self._path} lack. They "
                 f"have {_listed(stored.observation)}. Name one of these in the policy's settings, or another dataset"
             )
-        match(self._robot.with_only(keys), stored=stored.with_only(keys))
+        try:
+            match(self._robot.with_only(keys), stored=stored.with_only(keys))
+        except SpecMismatch as error:
+            raise SpecMismatch(f"{error}. Use episodes of this robot, or override the section `robot`") from error
         if self._robot.control_hz != stored.control_hz:
             raise SpecMismatch(
                 f"the episodes of {self._path} were recorded at {stored.control_hz:g} Hz, but robot '{self._robot.name}' "

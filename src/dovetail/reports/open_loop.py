@@ -42,7 +42,8 @@ def write_open_loop(
     title: str,
 ) -> None:
     """Write all files. `facts` is the content of errors.json."""
-    axes = [f"{one['name']} [{one['unit']}]" if one["unit"] else one["name"] for one in facts["axes"]]
+    title = _plain_text(title)
+    axes = [_plain_text(f"{one['name']} [{one['unit']}]" if one["unit"] else one["name"]) for one in facts["axes"]]
     rate = facts["steps_per_s"]
     files = {
         "errors.json": json.dumps(facts, indent=2, allow_nan=False).encode() + b"\n",
@@ -121,6 +122,10 @@ def _episode(one: Predicted, axes: Sequence[str], *, steps_per_s: float, title: 
             panel.margins(x=0.01)
             panel.set_xlabel("s" if axis >= len(axes) - num_columns else "")
     return png.data
+
+
+def _plain_text(text: str) -> str:
+    return text.replace("$", r"\$")  # matplotlib reads formulas between dollars, and refuses invalid ones
 
 
 def _grid(panel: Axes) -> None:
