@@ -14,12 +14,14 @@ from dovetail.api import evaluate_open_loop
 from dovetail.api.datasets import export_dataset
 from dovetail.api.episodes import Filter
 from dovetail.cli.main import main
+from dovetail.config.load import load
 from dovetail.config.schema import PluginSection
 from dovetail.core.errors import Interrupted, SpecMismatch, UsageError
 from dovetail.core.prompts import encode_prompt
 from dovetail.core.types import ActContext, Outcome, Purpose
 from dovetail.runs.assembly.policy_components import build_policy
 from dovetail.runs.assembly.policy_rate import policy_robot
+from dovetail.runs.folder import RunFolder
 from support.counting_policy import CountingPolicy
 from support.lerobot_v21 import write_v21
 from support.made_runs import ROBOT, made_episode, made_run
@@ -162,8 +164,19 @@ def test_a_published_policy_is_checked_with_the_chunks_that_it_acts_with(tmp_pat
     assert np.isfinite(found.relative) and found.units == ("",) * 6  # this robot is in the form of 0.6
 
 
+@pytest.mark.extended
+def test_of_several_arms_the_one_that_fits_the_data_is_checked(tmp_path):
+    recorded = record_run(tmp_path / "runs" / "rec", num_episodes=1, cameras=("front",))
+    scene = {"type": "sim", "images": ["front"], "image_size": [64, 64]}
+    arms = {"cluster.robots": {name: {"robot": {**scene, "arm": name}} for name in ("x5", "panda")}}
+    both = RunFolder.create(tmp_path / "runs" / "both", load(["push-cube"], {**arms, "task.time_limit_s": 1.2}))
+    section = SMALL_CHECKPOINTS["pi0"](tmp_path / "pi0")
+    found = evaluate_open_loop(both.path, recorded.path, {"policy": section})
+    assert len(found.episodes) == 1 and found.axes[0] == "dx"
+
+
 def test_dollars_in_names_are_no_formulas(run, tmp_path):
-    found = replace(evaluate_open_loop(run, run, policy()), dataset=tmp_path / "a$\\frac$b$")
+    found = replace(evaluate_open_loop(run, run, policy()), dataset=tmp_path / "a$\\frac$")
     assert (found.save(tmp_path / "plots") / "error_by_step.png").is_file()
 
 

@@ -185,11 +185,10 @@ def _fitting_arm(
     problem: SpecMismatch | None = None
     for name, own in arms_of(config):
         robot = _robot(source, own, name)
-        policy = build_policy(
-            own.policy, robot=policy_robot(own, robot), seed=own.run.seed, components=source.folder.components
-        )
-        match(policy_robot(own, robot), policy=policy.spec)
+        seen = policy_robot(own, robot)
         try:
+            policy = build_policy(own.policy, robot=seen, seed=own.run.seed, components=source.folder.components)
+            match(seen, policy=policy.spec)
             return own, robot, policy, reader.open(own, robot, policy.spec)
         except SpecMismatch as error:
             problem = problem or error
