@@ -13,11 +13,13 @@ import dovetail
 from dovetail.api import evaluate_open_loop
 from dovetail.api.datasets import export_dataset
 from dovetail.api.episodes import Filter
+from dovetail.api.recorded_data import DataReader
 from dovetail.cli.main import main
 from dovetail.config.load import load
 from dovetail.config.schema import PluginSection
 from dovetail.core.errors import Interrupted, SpecMismatch, UsageError
 from dovetail.core.prompts import encode_prompt
+from dovetail.core.specs import PolicySpec, match
 from dovetail.core.types import ActContext, Outcome, Purpose
 from dovetail.runs.assembly.policy_components import build_policy
 from dovetail.runs.assembly.policy_rate import policy_robot
@@ -92,9 +94,25 @@ def test_what_does_not_fit_is_refused_with_what_to_do(run, tmp_path):
         evaluate_open_loop(run, tmp_path / "slow", looks, rename=rename, ignore_names=True)
     blind = made_run(tmp_path / "blind", made_episode("b0", images=False, robot=ROBOT.with_only(["state"])))
     with pytest.raises(
-        SpecMismatch, match=r"looks at 'front', which the episodes of .*blind lack\. They have 'state'"
+        SpecMismatch, match=r"looks at camera 'front', which .*blind lack. Their cameras: none. Use data"
     ):
         evaluate_open_loop(run, blind.path, looks)
+    with pytest.raises(
+        SpecMismatch, match=r"looks at observation 'tip', which .* lack. Their observations: state. Name"
+    ):
+        DataReader(run, runs_dir=tmp_path, rename={}, ignore_names=False).open(
+            dovetail.open(run).config,
+            ROBOT,
+            PolicySpec(
+                name="p",
+                observation={"tip": ROBOT.observation["state"]},
+                action=ROBOT.action,
+                action_kind="ee_delta",
+            ),
+        )
+    large = {**ROBOT.observation, "front": replace(ROBOT.observation["front"], shape=(24, 32, 3))}
+    with pytest.raises(SpecMismatch, match=r"has uint8\[24, 32, 3\]. Set this camera to 16x12 pixels"):
+        match(replace(ROBOT, observation=large), stored=ROBOT)
     action = replace(ROBOT.action, low=(-2.0, -2.0), high=(2.0, 2.0))
     other = made_run(tmp_path / "other", made_episode("o0", robot=replace(ROBOT, action=action, parts=())))
     with pytest.raises(

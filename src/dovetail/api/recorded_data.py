@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Protocol
 
@@ -99,11 +99,9 @@ class _RunEpisodes:
 
     def _check(self, stored: RobotSpec) -> None:
         keys = tuple(self._policy.observation)
-        if missing := [key for key in keys if key not in stored.observation]:
-            raise SpecMismatch(
-                f"policy '{self._policy.name}' looks at {_listed(missing)}, which the episodes of {self._path} lack. They "
-                f"have {_listed(stored.observation)}. Name one of these in the policy's settings, or another dataset"
-            )
+        for key in keys:
+            if key not in stored.observation:
+                raise SpecMismatch(_lacks(self._path, stored, self._policy, key))
         try:
             match(self._robot.with_only(keys), stored=stored.with_only(keys))
         except SpecMismatch as error:
@@ -115,5 +113,16 @@ class _RunEpisodes:
             )
 
 
-def _listed(names: Collection[str]) -> str:
-    return ", ".join(map(repr, names)) or "nothing"
+def _lacks(path: Path, stored: RobotSpec, policy: PolicySpec, key: str) -> str:
+    is_picture = policy.observation[key].is_picture
+    others = [name for name, spec in stored.observation.items() if spec.is_picture == is_picture]
+    what, all_of = ("camera", "Their cameras") if is_picture else ("observation", "Their observations")
+    todo = (
+        f"Name one of them in the policy's settings, or use data with '{key}'"
+        if others
+        else f"Use data with '{key}'"
+    )
+    return (
+        f"policy '{policy.name}' looks at {what} '{key}', which the episodes of {path} lack. {all_of}: "
+        f"{', '.join(others) or 'none'}. {todo}"
+    )
