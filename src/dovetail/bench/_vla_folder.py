@@ -11,7 +11,7 @@ from torch import Tensor
 
 from dovetail.policies.vla.checkpoints.keys import parameter_sources
 from dovetail.policies.vla.checkpoints.transformers_folder import KEYS
-from dovetail.policies.vla.pi0_network import Pi0Network
+from dovetail.policies.vla.paligemma_network import PaliGemmaNetwork
 from dovetail.policies.vla.sizes import GemmaSizes, Pi0Sizes
 
 __all__ = ["config_values", "published_tensors", "write_folder"]
@@ -19,7 +19,7 @@ __all__ = ["config_values", "published_tensors", "write_folder"]
 _WORDS = ("<pad>", "<eos>", "<bos>", "<unk>", "\n", " ", "push", "the", "cube", "to", "mark")
 
 
-def write_folder(folder: Path, network: Pi0Network, *, num_state: int, num_actions: int) -> None:
+def write_folder(folder: Path, network: PaliGemmaNetwork, *, num_state: int, num_actions: int) -> None:
     """Statistics are those of standard normal values."""
     from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 
@@ -38,7 +38,7 @@ def write_folder(folder: Path, network: Pi0Network, *, num_state: int, num_actio
     tokenizer.save(str(folder / "tokenizer.json"))
 
 
-def published_tensors(network: Pi0Network) -> dict[str, Tensor]:
+def published_tensors(network: PaliGemmaNetwork) -> dict[str, Tensor]:
     """The parameters under transformers' names; those that we join are split again."""
     ours = dict(network.named_parameters())
     found: dict[str, Tensor] = {}

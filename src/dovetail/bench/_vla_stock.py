@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from dovetail.bench._vla_folder import config_values, published_tensors
-from dovetail.policies.vla.pi0_network import Pi0Network
+from dovetail.policies.vla.paligemma_network import PaliGemmaNetwork
 from dovetail.policies.vla.sampler import Inputs
 from dovetail.policies.vla.sizes import Pi0Sizes
 
@@ -18,7 +18,7 @@ __all__ = ["StockPi0", "stock_config"]
 class StockPi0:
     """Needs transformers with `PI0ForConditionalGeneration` and its present names of weights."""
 
-    def __init__(self, network: Pi0Network) -> None:
+    def __init__(self, network: PaliGemmaNetwork) -> None:
         from transformers import PI0ForConditionalGeneration
 
         self._sizes = network.sizes
@@ -64,6 +64,6 @@ def stock_config(sizes: Pi0Sizes) -> Any:
     return PI0Config(**config_values(sizes))
 
 
-def _copy_weights(network: Pi0Network, theirs: dict[str, Any]) -> None:
+def _copy_weights(network: PaliGemmaNetwork, theirs: dict[str, Any]) -> None:
     for key, tensor in published_tensors(network).items():
         theirs[key].copy_(tensor)

@@ -1,9 +1,9 @@
-"""Time of one action chunk of pi0 with random weights, next to stock transformers in the same process, and through the
-inference process.
+"""Time of one action chunk of pi0 with random weights, next to stock transformers in the same process and through the
+inference process, and of pi05.
 
-On a GPU: full size, bfloat16, three cameras of 224 x 224 pixels, 48 prompt tokens, 10 flow steps, chunks of 50. On a CPU:
-a tiny model in float32. `python -m dovetail.bench.vla [--quick]` prints the rows as JSON lines and needs neither the CLI
-nor Ray.
+On a GPU: full size, bfloat16, three cameras of 224 x 224 pixels, 48 prompt tokens (pi05: 200), 10 flow steps, chunks of 50.
+On a CPU: a tiny model in float32. `python -m dovetail.bench.vla [--quick]` prints the rows as JSON lines and needs
+neither the CLI nor Ray.
 """
 
 from __future__ import annotations
@@ -23,15 +23,17 @@ from dovetail.bench._vla_folder import write_folder
 from dovetail.bench._vla_stock import StockPi0
 from dovetail.bench.rows import Row, at_most
 from dovetail.core.errors import one_line
+from dovetail.policies.vla.paligemma_network import PaliGemmaNetwork
 from dovetail.policies.vla.pi0_network import Pi0Network
+from dovetail.policies.vla.pi05_network import Pi05Network
 from dovetail.policies.vla.sampler import Commitment, Inputs, Sampler, compiled_parts
-from dovetail.policies.vla.sizes import GemmaSizes, Pi0Sizes, VisionSizes
+from dovetail.policies.vla.sizes import GemmaSizes, Pi0Sizes, Pi05Sizes, VisionSizes
 
 __all__ = ["bench"]
 
 _AIM_MS, _GUIDED_AIM_MS, _WARMUP_AIM_S = 12.0, 25.0, 60.0
 _MEMORY_AIM_MS = 2.0
-_BUDGET_S = 300.0  # rows that have to compile are not started later than this
+_BUDGET_S = 400.0  # rows that have to compile are not started later than this
 _BASELINE = "stock transformers, eager"
 _FASTEST = "CUDA graph of kernels and compiled pieces"
 _TINY = Pi0Sizes(
@@ -39,7 +41,9 @@ _TINY = Pi0Sizes(
     text=GemmaSizes(width=64, num_layers=4, num_heads=4, head_size=32, mlp_width=256),
     expert=GemmaSizes(width=32, num_layers=4, num_heads=4, head_size=32, mlp_width=128),
     vocabulary=256,
+    has_float64_times=False,  # as transformers
 )
+_TINY_PI05 = Pi05Sizes(vision=_TINY.vision, text=_TINY.text, expert=_TINY.expert, vocabulary=_TINY.vocabulary)
 
 
 def bench(*, quick: bool) -> Iterator[Row]:
@@ -53,10 +57,10 @@ def bench(*, quick: bool) -> Iterator[Row]:
 
 
 def network_rows(num: int) -> Iterator[Row]:
-    """On a CPU, with a tiny model."""
-    network = make_network(_TINY, device=torch.device("cpu"), dtype=torch.float32)
-    inputs = make_inputs(_TINY, device=torch.device("cpu"), dtype=torch.float32)
-    sampler = Sampler(network, num_steps=_TINY.num_flow_steps)
+    """On a CPU, with tiny models."""
+    sampler, network, inputs = _tiny(_TINY_PI05)
+    yield _row("CPU, tiny pi05: ours, eager", _times_ms(lambda: sampler(inputs), num))
+    sampler, network, inputs = _tiny(_TINY)
     ours = _times_ms(lambda: sampler(inputs), num)
     try:
         stock = StockPi0(network)
@@ -71,6 +75,12 @@ def network_rows(num: int) -> Iterator[Row]:
     yield _difference("CPU, tiny pi0: ours against stock", sampler(inputs), stock(inputs))
 
 
+def _tiny(sizes: Pi0Sizes) -> tuple[Sampler, PaliGemmaNetwork, Inputs]:
+    network = make_network(sizes, device=torch.device("cpu"), dtype=torch.float32)
+    inputs = make_inputs(sizes, device=torch.device("cpu"), dtype=torch.float32)
+    return Sampler(network, num_steps=sizes.num_flow_steps), network, inputs
+
+
 def shared_memory_rows(num: int) -> Iterator[Row]:
     """The inference process on a CPU, with a tiny model and one thread, as robots have it."""
     network = make_network(_TINY, device=torch.device("cpu"), dtype=torch.float32)
@@ -83,7 +93,7 @@ def shared_memory_rows(num: int) -> Iterator[Row]:
 
 
 def _shared_memory(
-    name: str, network: Pi0Network, *, device: str, sizes: Sequence[tuple[int, int]], num: int
+    name: str, network: PaliGemmaNetwork, *, device: str, sizes: Sequence[tuple[int, int]], num: int
 ) -> Iterator[Row]:
     """The policy in this process and in the inference process, with cameras of each size. The first size is the
     network's."""
@@ -131,7 +141,11 @@ def _or_skipped(name: str, part: Callable[[], Iterator[Row]]) -> Iterator[Row]:
 class _GpuBench:
     def __init__(self, *, quick: bool) -> None:
         self._quick, self._num, self._start_s = quick, 10 if quick else 50, time.perf_counter()
-        self._sizes, self._device, self._dtype = Pi0Sizes(), torch.device("cuda"), torch.bfloat16
+        self._sizes, self._device, self._dtype = (
+            Pi0Sizes(has_float64_times=False),
+            torch.device("cuda"),
+            torch.bfloat16,
+        )
 
     def rows(self) -> Iterator[Row]:
         version = ".".join(torch.__version__.split("+")[0].split(".")[:2])
@@ -143,6 +157,7 @@ class _GpuBench:
             ("ours", lambda: self._ours(network, inputs)),
             ("stock transformers", lambda: self._stock(network, inputs)),
             ("ours, shared memory", lambda: self._from_memory(network)),
+            ("pi05, ours", self._pi05),
         ]
         if not self._quick:
             parts += [
@@ -158,16 +173,21 @@ class _GpuBench:
         yield Row(name="whole bench", value=time.perf_counter() - self._start_s, unit="s")
         yield Row(name="peak GPU memory", value=torch.cuda.max_memory_allocated() / 2**30, unit="GiB")
 
-    def _ours(self, network: Pi0Network, inputs: Inputs) -> Iterator[Row]:
+    def _pi05(self) -> Iterator[Row]:
+        network = make_network(Pi05Sizes(), device=self._device, dtype=self._dtype)
+        inputs = make_inputs(network.sizes, device=self._device, dtype=self._dtype)
+        yield from self._ours(network, inputs, who="pi05, ours")
+
+    def _ours(self, network: PaliGemmaNetwork, inputs: Inputs, *, who: str = "ours") -> Iterator[Row]:
         num_steps = self._sizes.num_flow_steps
         eager = Sampler(network, num_steps=num_steps)
         expected = eager(inputs)
-        yield _row("ours, eager", _times_ms(lambda: eager(inputs), self._num))
+        yield _row(f"{who}, eager", _times_ms(lambda: eager(inputs), self._num))
         graph = Sampler(network, num_steps=num_steps, graph=True)
-        yield from self._warmed_up("ours, CUDA graph", graph, inputs)
-        yield _row("ours, CUDA graph", _times_ms(lambda: graph(inputs), self._num))
+        yield from self._warmed_up(f"{who}, CUDA graph", graph, inputs)
+        yield _row(f"{who}, CUDA graph", _times_ms(lambda: graph(inputs), self._num))
         parts = compiled_parts(network)
-        name = f"ours, {_FASTEST}"
+        name = f"{who}, {_FASTEST}"
         both = Sampler(network, num_steps=num_steps, parts=parts, graph=True)
         yield from self._warmed_up(name, both, inputs, aim=_WARMUP_AIM_S)
         times = _times_ms(lambda: both(inputs), self._num)
@@ -177,14 +197,14 @@ class _GpuBench:
         step = (statistics.median(times) - with_one) / (num_steps - 1)
         yield Row(name=f"{name}: prefix", value=with_one - step, unit="ms")
         yield Row(name=f"{name}: one step", value=step, unit="ms")
-        yield _difference("ours, CUDA graph against eager", graph(inputs), expected)
+        yield _difference(f"{who}, CUDA graph against eager", graph(inputs), expected)
         yield _difference(f"{name} against eager", both(inputs), expected)
 
-    def _from_memory(self, network: Pi0Network) -> Iterator[Row]:
+    def _from_memory(self, network: PaliGemmaNetwork) -> Iterator[Row]:
         sizes = ((224, 224), (640, 480))
         yield from _shared_memory("ours", network, device="cuda", sizes=sizes, num=self._num)
 
-    def _guided(self, network: Pi0Network, inputs: Inputs) -> Iterator[Row]:
+    def _guided(self, network: PaliGemmaNetwork, inputs: Inputs) -> Iterator[Row]:
         num_steps = self._sizes.num_flow_steps
         target = torch.randn_like(inputs.noise)
         weights = torch.zeros_like(target)
@@ -200,7 +220,7 @@ class _GpuBench:
             yield _row(name, times, aim=_GUIDED_AIM_MS)
             yield _difference(f"{name} against eager", sampler(inputs, commitment), eager(inputs, commitment))
 
-    def _batch(self, network: Pi0Network, batch: int) -> Iterator[Row]:
+    def _batch(self, network: PaliGemmaNetwork, batch: int) -> Iterator[Row]:
         inputs = make_inputs(self._sizes, device=self._device, dtype=self._dtype, batch=batch)
         name = f"ours, batch {batch}, {_FASTEST}"
         parts = compiled_parts(network)
@@ -208,13 +228,13 @@ class _GpuBench:
         yield from self._warmed_up(name, sampler, inputs)
         yield _row(name, _times_ms(lambda: sampler(inputs), self._num))
 
-    def _stock(self, network: Pi0Network, inputs: Inputs) -> Iterator[Row]:
+    def _stock(self, network: PaliGemmaNetwork, inputs: Inputs) -> Iterator[Row]:
         stock = StockPi0(network)
         yield _row(_BASELINE, _times_ms(lambda: stock(inputs), max(self._num // 5, 3)))
         ours = Sampler(network, num_steps=self._sizes.num_flow_steps)(inputs)
         yield _difference("ours, eager, against stock", ours, stock(inputs))
 
-    def _stock_compiled(self, network: Pi0Network, inputs: Inputs) -> Iterator[Row]:
+    def _stock_compiled(self, network: PaliGemmaNetwork, inputs: Inputs) -> Iterator[Row]:
         stock = StockPi0(network)
         start_s = time.perf_counter()
         stock.compile()
@@ -242,10 +262,10 @@ class _GpuBench:
         yield Row(name=row, value=seconds, unit="s") if aim is None else at_most(row, seconds, "s", aim)
 
 
-def make_network(sizes: Pi0Sizes, *, device: torch.device, dtype: torch.dtype) -> Pi0Network:
-    """Random weights, made on the device."""
+def make_network(sizes: Pi0Sizes, *, device: torch.device, dtype: torch.dtype) -> PaliGemmaNetwork:
+    """Random weights of pi0, or of pi0.5 if these are its sizes, made on the device."""
     with torch.device("meta"):
-        network = Pi0Network(sizes)
+        network = Pi05Network(sizes) if isinstance(sizes, Pi05Sizes) else Pi0Network(sizes)
     network = network.to(dtype).to_empty(device=device).requires_grad_(False).eval()
     for parameter in network.parameters():
         parameter.normal_(0.0, parameter.shape[-1] ** -0.5 if parameter.ndim > 1 else 0.02)
