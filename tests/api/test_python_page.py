@@ -59,6 +59,8 @@ def test_the_example_of_the_page_runs(example: dict[str, Any]) -> None:
     assert np.isfinite(example["curve"].values).all() and len(example["curve"].steps)
     assert [event["seed"] for event in run.events("eval")] == [7]
     assert example["config"].run.seed == 3
+    assert example["found"].errors.rmse_by_step.shape == (1, 6)
+    assert (run.path / "open_loop" / "from-python" / "errors.json").is_file()
 
 
 def test_the_policy_acts_as_in_the_run(example: dict[str, Any]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 
 from benchmarks.__main__ import main as benchmarks_main
 from benchmarks.registry import BENCHMARKS
+from dovetail.bench import vla
 from dovetail.bench._control_loops import plain_loop
 from dovetail.bench.registry import BENCHES, Entry, load_bench
 from dovetail.bench.rows import Row, at_least, at_most
@@ -74,16 +76,35 @@ def test_plain_loop_counts_its_ticks() -> None:
     assert 0.0 <= found["lateness_p50_ms"] <= found["lateness_p99_ms"] <= found["lateness_max_ms"]
 
 
-def test_vla_on_a_cpu_compares_a_tiny_model_with_stock_transformers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-    rows = {row.name: row for row in load_bench(BENCHES["vla"])(quick=True)}
+def test_vla_on_a_cpu_compares_a_tiny_model_with_stock_transformers() -> None:
+    rows = {row.name: row for row in vla.network_rows(num=3)}
     assert rows["CPU, tiny pi0: ours, eager"].value > 0.0
     assert rows["CPU, tiny pi0: ours against stock: difference of actions"].value < 1e-3  # percent
 
 
 def test_vla_without_transformers_keeps_its_own_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     monkeypatch.setitem(sys.modules, "transformers", None)
-    names = [row.name for row in load_bench(BENCHES["vla"])(quick=True)]
+    names = [row.name for row in vla.network_rows(num=3)]
     assert names[1].startswith("stock transformers skipped: ")
     assert names[::2] == ["CPU, tiny pi05: ours, eager", "CPU, tiny pi0: ours, eager"]
+
+
+@pytest.mark.extended
+def test_vla_through_the_inference_process_gives_the_actions_of_the_policy() -> None:
+    rows = {row.name.removeprefix("CPU, tiny pi0: "): row for row in vla.shared_memory_rows(num=3)}
+    through = "images of 56 x 56 in shared memory to actions in shared memory"
+    call = rows["policy call in one process, arrays to arrays"]
+    assert rows[f"{through}: difference of actions"].value == 0.0
+    assert rows[f"{through}: more than the policy call"].value == pytest.approx(rows[through].value - call.value)
+    assert len(call.samples) == len(rows[through].samples) == 3
+
+
+def test_vla_imports_no_simulator_no_ray_and_no_video() -> None:
+    """It measures on machines that have torch, numpy and pydantic only."""
+    code = (
+        "import sys\n"
+        "for name in ('mujoco', 'ray', 'av', 'pyarrow', 'nicegui', 'tensorboard', 'transformers'):\n"
+        "    sys.modules[name] = None\n"
+        "import dovetail.bench.vla, dovetail.bench._vla_inference, dovetail.robot_host.inference_process"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
-from dovetail.cli.episode_views.lerobot import _pairs
+from dovetail.cli._rename import rename_pairs
 from dovetail.config.load import load_saved
 from dovetail.core.types import Outcome, Purpose
 from dovetail.episodes.log import EpisodeLog
@@ -161,7 +161,7 @@ def test_new_run_of_an_import_records_no_demonstrations_itself(
 
 def test_rename_may_be_joined_by_commas_and_repeated() -> None:
     texts = ["observation.images.top=front, observation.state[0:7]=joint_pos", "observation.state[7]=gripper"]
-    assert _pairs(texts) == {
+    assert rename_pairs(texts) == {
         "observation.images.top": "front",
         "observation.state[0:7]": "joint_pos",
         "observation.state[7]": "gripper",

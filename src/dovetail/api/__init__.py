@@ -4,6 +4,7 @@ from dovetail.api.comparison import Comparison, compare
 from dovetail.api.episodes import Episodes, RecordedEpisode
 from dovetail.api.evaluation import ArmEvaluation, Evaluation, evaluate
 from dovetail.api.launch import Interrupted, collect, load_config, run, train
+from dovetail.api.open_loop import OpenLoop, evaluate_open_loop
 from dovetail.api.opened_run import Curve, Run, open
 
 __all__ = [
@@ -13,11 +14,13 @@ __all__ = [
     "Episodes",
     "Evaluation",
     "Interrupted",
+    "OpenLoop",
     "RecordedEpisode",
     "Run",
     "collect",
     "compare",
     "evaluate",
+    "evaluate_open_loop",
     "load_config",
     "open",
     "run",

@@ -27,7 +27,7 @@ from dovetail.live.run_stop import NotRunning, RunStop
 if TYPE_CHECKING:
     from dovetail.live.link import LiveLink
 
-__all__ = ["ArmEvaluation", "Evaluation", "OnEpisode", "evaluate"]
+__all__ = ["ArmEvaluation", "Evaluation", "OnEpisode", "arms_of", "evaluate"]
 
 OnEpisode = Callable[[Performance, int], None]
 """Called after each episode with the figures of the episodes so far, and the number of episodes in all."""
@@ -122,7 +122,7 @@ def evaluate(
     if seed is not None:
         config = config.model_copy(update={"run": config.run.model_copy(update={"seed": seed})})
     arms, label, used, not_recorded = [], "", None, ""
-    for robot, own in _arms(config):
+    for robot, own in arms_of(config):
         with _link_maker(source.folder.path, robot, own, announce, on_link) as link:
             arm, label, used = _evaluate_arm(
                 source,
@@ -148,7 +148,7 @@ def _refuse_other_rate(trained: RunConfig, config: RunConfig) -> None:
     refuse_other_rate(trained, config)
 
 
-def _arms(config: RunConfig) -> list[tuple[str | None, RunConfig]]:
+def arms_of(config: RunConfig) -> list[tuple[str | None, RunConfig]]:
     """The first arm of each group, by name; or the only robot."""
     from dovetail.runs.assembly.arms import arm_configs, arm_groups
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 import numpy as np
 
 from dovetail.api.weights import WeightSource
+from dovetail.config.schema import RunConfig
 from dovetail.core.contracts import Policy
 from dovetail.core.errors import UsageError
 from dovetail.core.images import seen_inputs
@@ -22,7 +23,7 @@ from dovetail.runs.assembly.policy_rate import policy_robot
 from dovetail.runs.folder import RunFolder
 from dovetail.weights.store import DiskWeightStore
 
-__all__ = ["RunPolicy", "following_policy", "load_policy"]
+__all__ = ["RunPolicy", "following_policy", "load_policy", "robot_and_prompt"]
 
 
 class RunPolicy:
@@ -74,7 +75,7 @@ class RunPolicy:
 def load_policy(source: WeightSource) -> RunPolicy:
     """Build the policy of a run and load its weights. The robot's driver is not needed once an episode was recorded."""
     robot, prompt = _robot_and_prompt(source.folder)
-    snapshot = source.snapshot()
+    robot, snapshot = policy_robot(source.folder.config, robot), source.snapshot()
     check_size(source.folder.config.policy, robot=robot, snapshot=snapshot)
     return RunPolicy(_build(source.folder, robot), snapshot, prompt=prompt)
 
@@ -82,7 +83,7 @@ def load_policy(source: WeightSource) -> RunPolicy:
 def following_policy(source: WeightSource, *, log: Callable[[str], None]) -> FollowingPolicy:
     """The policy of a run for a policy server: it also loads newer weights, unless a version or checkpoint was named."""
     robot, _ = _robot_and_prompt(source.folder)
-    snapshot = source.snapshot()
+    robot, snapshot = policy_robot(source.folder.config, robot), source.snapshot()
     check_size(source.folder.config.policy, robot=robot, snapshot=snapshot)
     follows = source.checkpoint is None and source.version is None
     store = DiskWeightStore(source.folder.weights) if follows else None
@@ -93,22 +94,25 @@ def following_policy(source: WeightSource, *, log: Callable[[str], None]) -> Fol
 
 def _build(folder: RunFolder, robot: RobotSpec) -> Policy:
     config = folder.config
-    return build_policy(
-        config.policy, robot=policy_robot(config, robot), seed=config.run.seed, components=folder.components
-    )
+    return build_policy(config.policy, robot=robot, seed=config.run.seed, components=folder.components)
 
 
 def _robot_and_prompt(folder: RunFolder) -> tuple[RobotSpec, str]:
-    """The robot as the policy sees it. From the newest episode, so that the robot's driver need not be installed; without
-    episodes, build the robot."""
     if folder.config.policy.type == "remote":
         raise UsageError(f"run {folder.path} uses a remote policy: name the run whose policy the server has")
-    log = EpisodeLog(folder.episodes)
-    for episode_id in log.ids()[-1:]:
-        info = log.manifest(episode_id)
-        return policy_robot(folder.config, info.robot), info.prompt
-    assembly = build_assembly(folder.config)
+    return robot_and_prompt(folder, folder.config)
+
+
+def robot_and_prompt(folder: RunFolder, config: RunConfig) -> tuple[RobotSpec, str]:
+    """The robot of a run and its task's prompt. From the newest episode, so that the robot's driver need not be installed.
+    Without episodes, or with other settings of the robot, build the robot."""
+    log, run = EpisodeLog(folder.episodes), folder.config
+    if (config.robot, config.cameras, config.task) == (run.robot, run.cameras, run.task):
+        for episode_id in log.ids()[-1:]:
+            info = log.manifest(episode_id)
+            return info.robot, info.prompt
+    assembly = build_assembly(config)
     try:
-        return assembly.policy_robot, assembly.task.prompt
+        return assembly.robot.spec, assembly.task.prompt
     finally:
         assembly.close()

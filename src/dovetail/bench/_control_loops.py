@@ -21,7 +21,7 @@ from dovetail.runs.assembly.build import build_assembly
 from dovetail.runs.roles.robot import order_episode
 from dovetail.weights.store import DiskWeightStore
 
-__all__ = ["control_process", "plain_loop", "publish", "weight_swaps"]
+__all__ = ["control_process", "plain_loop", "publish", "weight_swaps", "with_new_weights"]
 
 _CONFIG = """
 task: {{type: "dovetail.testing.fakes:FakeTask", max_steps: {num_ticks}, tolerance: 0.0}}
@@ -88,15 +88,18 @@ def plain_loop(control_hz: int, *, seconds: float) -> dict[str, float]:
 
 def weight_swaps(*, seconds: float) -> tuple[dict[str, float], dict[str, float]]:
     """Telemetry of the same episode without, then with, 100 MB of new weights every second."""
-    quiet = control_process(50, seconds=seconds, policy=_LARGE)
+    return control_process(50, seconds=seconds, policy=_LARGE), with_new_weights(seconds=seconds)
+
+
+def with_new_weights(*, seconds: float) -> dict[str, float]:
+    """Telemetry of an episode with 100 MB of new weights every second."""
     with tempfile.TemporaryDirectory(prefix="dovetail-bench-weights-") as folder:
         publisher = subprocess.Popen([sys.executable, "-P", "-m", "dovetail.bench._control_loops", folder])
         try:
-            busy = control_process(50, seconds=seconds, policy=_LARGE, weights=Path(folder))
+            return control_process(50, seconds=seconds, policy=_LARGE, weights=Path(folder))
         finally:
             publisher.kill()
             publisher.wait()
-    return quiet, busy
 
 
 def publish(folder: Path) -> None:

@@ -7,11 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dovetail.policies.vla.checkpoints.keys import parameter_sources
-from dovetail.policies.vla.checkpoints.transformers_folder import KEYS
+from dovetail.bench._vla_folder import config_values, published_tensors
 from dovetail.policies.vla.paligemma_network import PaliGemmaNetwork
 from dovetail.policies.vla.sampler import Inputs
-from dovetail.policies.vla.sizes import GemmaSizes, Pi0Sizes
+from dovetail.policies.vla.sizes import Pi0Sizes
 
 __all__ = ["StockPi0", "stock_config"]
 
@@ -62,52 +61,9 @@ def stock_config(sizes: Pi0Sizes) -> Any:
     """transformers' PI0Config of these sizes."""
     from transformers import PI0Config
 
-    vision = sizes.vision
-    vlm = {
-        "model_type": "paligemma",
-        "text_config": _gemma(sizes.text, sizes),
-        "vision_config": {
-            "model_type": "siglip_vision_model",
-            "hidden_size": vision.width,
-            "intermediate_size": vision.mlp_width,
-            "num_hidden_layers": vision.num_layers,
-            "num_attention_heads": vision.num_heads,
-            "image_size": vision.image_size,
-            "patch_size": vision.patch_size,
-            "projection_dim": sizes.text.width,
-            "vision_use_head": False,
-        },
-        "projection_dim": sizes.text.width,
-        "image_token_id": sizes.vocabulary,
-    }
-    return PI0Config(
-        vlm_config=vlm,
-        dit_config=_gemma(sizes.expert, sizes),
-        chunk_size=sizes.horizon,
-        max_state_dim=sizes.state_size,
-        max_action_dim=sizes.action_size,
-        num_inference_steps=sizes.num_flow_steps,
-    )
-
-
-def _gemma(of: GemmaSizes, sizes: Pi0Sizes) -> dict[str, Any]:
-    return {
-        "model_type": "gemma",
-        "hidden_size": of.width,
-        "num_hidden_layers": of.num_layers,
-        "intermediate_size": of.mlp_width,
-        "num_attention_heads": of.num_heads,
-        "num_key_value_heads": of.num_kv_heads,
-        "head_dim": of.head_size,
-        "vocab_size": sizes.vocabulary,
-    }
+    return PI0Config(**config_values(sizes))
 
 
 def _copy_weights(network: PaliGemmaNetwork, theirs: dict[str, Any]) -> None:
-    ours = dict(network.named_parameters())
-    for name, keys in parameter_sources(network.sizes, KEYS).items():
-        first = 0
-        for key in keys:
-            rows = ours[name].narrow(0, first, len(theirs[key]))
-            theirs[key].copy_(rows)
-            first += len(rows)
+    for key, tensor in published_tensors(network).items():
+        theirs[key].copy_(tensor)

@@ -1,4 +1,5 @@
-"""Time of one action chunk of pi0 with random weights, next to stock transformers in the same process, and of pi05.
+"""Time of one action chunk of pi0 with random weights, next to stock transformers in the same process and through the
+inference process, and of pi05.
 
 On a GPU: full size, bfloat16, three cameras of 224 x 224 pixels, 48 prompt tokens (pi05: 200), 10 flow steps, chunks of 50.
 On a CPU: a tiny model in float32. `python -m dovetail.bench.vla [--quick]` prints the rows as JSON lines and needs
@@ -10,12 +11,15 @@ from __future__ import annotations
 import json
 import statistics
 import sys
+import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from dovetail.bench._vla_folder import write_folder
 from dovetail.bench._vla_stock import StockPi0
 from dovetail.bench.rows import Row, at_most
 from dovetail.core.errors import one_line
@@ -28,7 +32,8 @@ from dovetail.policies.vla.sizes import GemmaSizes, Pi0Sizes, Pi05Sizes, VisionS
 __all__ = ["bench"]
 
 _AIM_MS, _GUIDED_AIM_MS, _WARMUP_AIM_S = 12.0, 25.0, 60.0
-_BUDGET_S = 300.0  # rows that have to compile are not started later than this
+_MEMORY_AIM_MS = 2.0
+_BUDGET_S = 400.0  # rows that have to compile are not started later than this
 _BASELINE = "stock transformers, eager"
 _FASTEST = "CUDA graph of kernels and compiled pieces"
 _TINY = Pi0Sizes(
@@ -46,10 +51,13 @@ def bench(*, quick: bool) -> Iterator[Row]:
     if torch.cuda.is_available():
         yield from _GpuBench(quick=quick).rows()
     else:
-        yield from _cpu_rows(num=3 if quick else 20)
+        yield from network_rows(num=3 if quick else 20)
+        yield from _or_skipped("CPU, tiny pi0: shared memory", lambda: shared_memory_rows(num=5 if quick else 50))
+    yield from _or_skipped("100 MB of new weights", lambda: _weight_rows(seconds=6.0 if quick else 30.0))
 
 
-def _cpu_rows(num: int) -> Iterator[Row]:
+def network_rows(num: int) -> Iterator[Row]:
+    """On a CPU, with tiny models."""
     sampler, network, inputs = _tiny(_TINY_PI05)
     yield _row("CPU, tiny pi05: ours, eager", _times_ms(lambda: sampler(inputs), num))
     sampler, network, inputs = _tiny(_TINY)
@@ -73,6 +81,63 @@ def _tiny(sizes: Pi0Sizes) -> tuple[Sampler, PaliGemmaNetwork, Inputs]:
     return Sampler(network, num_steps=sizes.num_flow_steps), network, inputs
 
 
+def shared_memory_rows(num: int) -> Iterator[Row]:
+    """The inference process on a CPU, with a tiny model and one thread, as robots have it."""
+    network = make_network(_TINY, device=torch.device("cpu"), dtype=torch.float32)
+    num_threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield from _shared_memory("CPU, tiny pi0", network, device="cpu", sizes=((56, 56),), num=num)
+    finally:
+        torch.set_num_threads(num_threads)
+
+
+def _shared_memory(
+    name: str, network: PaliGemmaNetwork, *, device: str, sizes: Sequence[tuple[int, int]], num: int
+) -> Iterator[Row]:
+    """The policy in this process and in the inference process, with cameras of each size. The first size is the
+    network's."""
+    from dovetail.bench import _vla_inference as inference  # the config and its packages
+
+    image_size = network.sizes.vision.image_size
+    with tempfile.TemporaryDirectory(prefix="dovetail-bench-pi0-") as scratch:
+        folder = Path(scratch)
+        write_folder(folder, network, num_state=inference.NUM_STATE, num_actions=inference.NUM_ACTIONS)
+        robots = [inference.make_robot(width=width, height=height) for width, height in sizes]
+        bare = inference.bare_chunks(folder, robots[0], device=device, image_size=image_size, num=num)
+        yield _row(f"{name}: policy call in one process, arrays to arrays", bare.times_ms)
+        for (width, height), robot in zip(sizes, robots, strict=True):
+            through = inference.chunks_of_process(
+                folder, robot, device=device, image_size=image_size, horizon=network.sizes.horizon, num=num
+            )
+            label = f"{name}: images of {width} x {height} in shared memory to actions in shared memory"
+            yield _row(label, through.times_ms)
+            more = statistics.median(through.times_ms) - statistics.median(bare.times_ms)
+            if (width, height) == sizes[0]:
+                yield at_most(f"{label}: more than the policy call", more, "ms", _MEMORY_AIM_MS)
+                yield _difference(label, torch.from_numpy(through.actions), torch.from_numpy(bare.actions))
+            else:
+                yield Row(name=f"{label}: more than the policy call", value=more, unit="ms")
+
+
+def _weight_rows(seconds: float) -> Iterator[Row]:
+    """A whole robot with all its processes, so this needs every package of an installation."""
+    from dovetail.bench._control_loops import with_new_weights
+
+    busy = with_new_weights(seconds=seconds)
+    name = "100 MB of new weights every second, 50 Hz"
+    yield Row(name=f"{name}: versions taken", value=busy["weights_swaps"], unit="")
+    lost = busy["missed"] + busy.get("starved", 0.0)
+    yield at_most(f"{name}: ticks missed or without an action, of {busy['ticks']:.0f}", lost, "", 0)
+
+
+def _or_skipped(name: str, part: Callable[[], Iterator[Row]]) -> Iterator[Row]:
+    try:
+        yield from part()
+    except Exception as error:  # one part that fails, or lacks a package, must not lose the other rows
+        yield _skipped(name, error)
+
+
 class _GpuBench:
     def __init__(self, *, quick: bool) -> None:
         self._quick, self._num, self._start_s = quick, 10 if quick else 50, time.perf_counter()
@@ -91,6 +156,7 @@ class _GpuBench:
         parts: list[tuple[str, Callable[[], Iterator[Row]]]] = [
             ("ours", lambda: self._ours(network, inputs)),
             ("stock transformers", lambda: self._stock(network, inputs)),
+            ("ours, shared memory", lambda: self._from_memory(network)),
             ("pi05, ours", self._pi05),
         ]
         if not self._quick:
@@ -103,10 +169,7 @@ class _GpuBench:
             if time.perf_counter() - self._start_s > _BUDGET_S:
                 yield _skipped(name, f"{_BUDGET_S:.0f} s have passed")
                 continue
-            try:
-                yield from part()
-            except Exception as error:  # one variant that fails must not lose the other rows
-                yield _skipped(name, error)
+            yield from _or_skipped(name, part)
         yield Row(name="whole bench", value=time.perf_counter() - self._start_s, unit="s")
         yield Row(name="peak GPU memory", value=torch.cuda.max_memory_allocated() / 2**30, unit="GiB")
 
@@ -136,6 +199,10 @@ class _GpuBench:
         yield Row(name=f"{name}: one step", value=step, unit="ms")
         yield _difference(f"{who}, CUDA graph against eager", graph(inputs), expected)
         yield _difference(f"{name} against eager", both(inputs), expected)
+
+    def _from_memory(self, network: PaliGemmaNetwork) -> Iterator[Row]:
+        sizes = ((224, 224), (640, 480))
+        yield from _shared_memory("ours", network, device="cuda", sizes=sizes, num=self._num)
 
     def _guided(self, network: PaliGemmaNetwork, inputs: Inputs) -> Iterator[Row]:
         num_steps = self._sizes.num_flow_steps

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
+from dovetail.cli._rename import IgnoreNames, Rename
 from dovetail.cli.run import RUNS_DIR, RunsDir
 
 __all__ = ["Filters", "Run", "filtered", "register"]
@@ -238,18 +239,8 @@ def import_(
     recipe: Annotated[
         str | None, typer.Option("--recipe", help="Create the run from this recipe or file.")
     ] = None,
-    rename: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--rename",
-            metavar="THEIRS=OURS,...",
-            help="Names of the dataset and of the robot: 'observation.images.top=front,observation.state[0:7]=joint_pos'. "
-            "May be repeated.",
-        ),
-    ] = None,
-    ignore_names: Annotated[
-        bool, typer.Option("--ignore-names", help="Ignore the names of joints; only their order counts.")
-    ] = False,
+    rename: Rename = None,
+    ignore_names: IgnoreNames = False,
     runs_dir: RunsDir = RUNS_DIR,
 ) -> None:
     """Add the episodes of a LeRobot dataset to a run, as demonstrations. Episodes it already has are skipped."""

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from dovetail.cli._rename import IgnoreNames, Rename
+
 if TYPE_CHECKING:
     from dovetail.cli._session import Request
 
@@ -68,7 +70,10 @@ def register(app: typer.Typer) -> None:
         epilog="Examples: dovetail train pick-place-rtc learner.warmup_updates=10000 | "
         "dovetail train reward-classifier first-try precision=0.99"
     )(train)
-    app.command("eval", epilog="Example: dovetail eval first-try --episodes 200")(evaluate)
+    app.command(
+        "eval",
+        epilog="Examples: dovetail eval first-try --episodes 200 | dovetail eval first-try --open-loop lerobot_data/pusht",
+    )(evaluate)
 
 
 def run(
@@ -176,8 +181,36 @@ def evaluate(
         ),
     ] = None,
     num_episodes: Annotated[
-        int | None, typer.Option("--episodes", "-n", min=1, help="Number of episodes. Default: run.eval_episodes.")
+        int | None,
+        typer.Option(
+            "--episodes",
+            "-n",
+            min=1,
+            help="Number of episodes. Default: run.eval_episodes; with --open-loop, up to 20.",
+        ),
     ] = None,
+    open_loop: Annotated[
+        Path | None,
+        typer.Option(
+            "--open-loop",
+            metavar="DATASET",
+            help="Move nothing: compare with the recorded actions of a LeRobot dataset or of a run's episodes.",
+        ),
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            "--out", help="With --open-loop: folder for errors and plots. Default: RUN/open_loop/DATASET."
+        ),
+    ] = None,
+    every: Annotated[
+        int | None,
+        typer.Option(
+            "--every", min=1, help="With --open-loop: steps between two chunks. Default: the length of a chunk."
+        ),
+    ] = None,
+    rename: Rename = None,
+    ignore_names: IgnoreNames = False,
     version: Annotated[
         int | None, typer.Option("--version", help="Version of the weights. Default: the newest.")
     ] = None,
@@ -194,8 +227,35 @@ def evaluate(
 ) -> None:
     """Measure the success rate of trained weights without an operator, with a 95 % interval.
 
-    Writes only a line in the run's events.jsonl.
+    Writes only a line in the run's events.jsonl. With --open-loop, no robot moves: the policy gets recorded observations,
+    and its actions are compared with the recorded ones, per axis and per step ahead.
     """
+    if open_loop is not None:
+        if viewer or realtime or seed is not None:
+            raise typer.BadParameter(
+                "nothing moves: leave out --viewer, --realtime and --seed", param_hint="--open-loop"
+            )
+        with loading():
+            from dovetail.cli import _open_loop
+
+        raise typer.Exit(
+            _open_loop.show_open_loop(
+                target,
+                open_loop,
+                overrides=tuple(overrides or ()),
+                num_episodes=num_episodes,
+                every=every,
+                out=out,
+                rename=rename or (),
+                ignore_names=ignore_names,
+                version=version,
+                best=best,
+                runs_dir=runs_dir,
+                quiet=quiet,
+            )
+        )
+    if out is not None or every is not None or rename or ignore_names:
+        raise typer.BadParameter("--out, --every, --rename and --ignore-names need --open-loop DATASET")
     with loading():
         from dovetail.cli import _evaluation
 

@@ -448,7 +448,9 @@ def _present(key: str, robot: RobotSpec, *, there: str) -> None:
 
 def _fits(theirs: ArraySpec, ours: ArraySpec, *, what: str, there: str, here: str) -> None:
     if theirs.shape != ours.shape or theirs.dtype != ours.dtype:
-        raise SpecMismatch(f"{what}: {there} has {theirs.describe()}, but {here} has {ours.describe()}")
+        are_pictures = theirs.is_picture and ours.is_picture and theirs.dtype == ours.dtype
+        todo = f". Set this camera to {theirs.shape[1]}x{theirs.shape[0]} pixels" if are_pictures else ""
+        raise SpecMismatch(f"{what}: {there} has {theirs.describe()}, but {here} has {ours.describe()}{todo}")
     if theirs.names and ours.names and theirs.names != ours.names:
         pairs = [f"{a} != {b}" for a, b in zip(theirs.names, ours.names, strict=True) if a != b]
         raise SpecMismatch(f"{what}: names of {there} and {here} differ: {', '.join(pairs[:3])}")

@@ -12,8 +12,8 @@ from rich.progress import Progress
 from dovetail.api import datasets
 from dovetail.api.episodes import parse_filter
 from dovetail.api.names import find_run
+from dovetail.cli._rename import rename_pairs
 from dovetail.cli._terminal import console, say
-from dovetail.core.errors import UsageError
 
 __all__ = ["export", "import_dataset"]
 
@@ -36,7 +36,7 @@ def export(
 
 def import_dataset(run: str, dataset: Path, *, rename: Sequence[str], **options: Any) -> None:
     with _bar("importing") as show:
-        done = datasets.import_dataset(run, dataset, rename=_pairs(rename), on_progress=show, **options)
+        done = datasets.import_dataset(run, dataset, rename=rename_pairs(rename), on_progress=show, **options)
     known = f", {done.num_known} were there already" if done.num_known else ""
     say(f"{done.num_episodes} demonstrations imported ({done.num_steps} steps){known}")
     if done.num_failed:
@@ -51,14 +51,3 @@ def _bar(what: str) -> Iterator[Callable[[int, int], None]]:
     with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
         task = progress.add_task(what, total=None)
         yield lambda done, total: progress.update(task, completed=done, total=total)
-
-
-def _pairs(texts: Sequence[str]) -> dict[str, str]:
-    """Read `THEIRS=OURS,THEIRS=OURS`; the option may be repeated."""
-    pairs: dict[str, str] = {}
-    for text in (part.strip() for joined in texts for part in joined.split(",")):
-        old, _, new = (part.strip() for part in text.partition("="))
-        if not old or not new:
-            raise UsageError(f"--rename should look like THEIRS=OURS or THEIRS=OURS,THEIRS=OURS, got '{text}'")
-        pairs[old] = new
-    return pairs

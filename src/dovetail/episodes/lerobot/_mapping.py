@@ -112,10 +112,7 @@ def only(mapped: Mapped, robot: RobotSpec, *, skipped: Mapping[str, str]) -> Map
 
 def without(robot: RobotSpec, mapped: Mapped) -> RobotSpec:
     """Return the robot with only those observations that the dataset contains."""
-    there = {
-        key: spec for key, spec in robot.observation.items() if key in mapped.numbers or key in mapped.pictures
-    }
-    return replace(robot, observation=there)
+    return robot.with_only({**mapped.numbers, **mapped.pictures})
 
 
 def foreign(
@@ -226,7 +223,7 @@ def _checked_piece(key: str, piece: Piece, spec: ArraySpec, *, robot: RobotSpec,
     if theirs.shape != spec.shape or not same_kind:
         raise SpecMismatch(
             f"{what}: the dataset's {piece.feature} is {theirs.describe()}, "
-            f"but robot '{robot.name}' has {spec.describe()}"
+            f"but robot '{robot.name}' has {spec.describe()}{_how_to_fit(key, piece, spec)}"
         )
     names = theirs.names if theirs.names == spec.names else own_names(key, theirs.names)
     if not ignore_names and names and spec.names and names != spec.names:
@@ -236,6 +233,17 @@ def _checked_piece(key: str, piece: Piece, spec: ArraySpec, *, robot: RobotSpec,
             "If the order is the same, use --ignore-names."
         )
     return Piece(feature=piece.feature, spec=spec, first=piece.first, end=piece.end)
+
+
+def _how_to_fit(key: str, piece: Piece, spec: ArraySpec) -> str:
+    """What to do about another shape, as the end of a message; empty if nothing helps."""
+    theirs = piece.spec
+    if theirs.is_image and spec.is_image:
+        return f". Set the robot's camera to {theirs.shape[1]}x{theirs.shape[0]} pixels"
+    if len(theirs.shape) == len(spec.shape) == 1 and theirs.shape[0] > spec.shape[0] and piece.end is None:
+        cut = f"{piece.feature}[0:{spec.shape[0]}]={key}"
+        return f". If some of its axes are the robot's, cut them out: --rename '{cut}'"
+    return ""
 
 
 def _as_float32(piece: Piece) -> Piece:
