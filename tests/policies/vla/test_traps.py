@@ -12,6 +12,7 @@ LeRobot's folders
 - absent cameras follow the present ones, whatever their place: test_recorded_lerobot
 - relative actions except excluded joints: test_recorded_lerobot
 - pi05: the state is text in 256 bins, also below -1 and above 1; the task is cleaned; 200 tokens
+- pi05 of LeRobot 0.4 had the state in the prompt padded to 32 values, and the folder does not say it
 - times are embedded in float64, in transformers in float32: test_recorded_lerobot, test_pi0_parity
 
 transformers' folders
@@ -227,6 +228,14 @@ def test_state_of_pi05_is_text_in_256_bins():
     state = np.array([-1.0, 0.0, 0.999, 7.0, -1.01, -1.0 + 2 / 256], np.float32)
     text = PI05.prompt(" lift_the\ncube ", state, False)
     assert text == "Task: lift the cube, State: 0 128 255 255 -1 1;\nAction: "
+
+
+def test_state_in_the_prompt_of_pi05_is_padded_as_lerobot_0_4_did_if_told(folder):
+    state = np.zeros(5, np.float32)
+    assert policy_of(folder)._prompt("lift", state).count(" 128") == 5
+    assert policy_of(folder, num_prompt_states=32)._prompt("lift", state).count(" 128") == 32
+    with pytest.raises(SpecMismatch, match="num_prompt_states=3, but the state has 5 values"):
+        policy_of(folder, num_prompt_states=3)._prompt("lift", state)
 
 
 # ---- transformers' folders

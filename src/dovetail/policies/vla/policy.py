@@ -208,7 +208,7 @@ class VlaPolicy:
         ]
         normalized = setup.state.apply(state)
         encoded = [
-            self._tokenizer.encode(self.family.prompt(decode_prompt(task), of_row, checkpoint.cleans_prompt))
+            self._tokenizer.encode(self._prompt(decode_prompt(task), of_row))
             for task, of_row in zip(observations["prompt"], normalized, strict=True)
         ]
         tokens, masks = (np.stack(part) for part in zip(*encoded, strict=True))
@@ -220,6 +220,10 @@ class VlaPolicy:
             state=self._padded(normalized, sizes.state_size),
             noise=noise,
         )
+
+    def _prompt(self, task: str, state: Array) -> str:
+        """The text for the tokenizer, from the task and the normalized state [S]."""
+        return self.family.prompt(task, state, self._setup.checkpoint.cleans_prompt)
 
     def _padded(self, values: Array, size: int, fill: float = 0.0) -> Tensor:
         """The last axis padded to the size that the network takes."""
