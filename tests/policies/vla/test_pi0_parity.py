@@ -8,9 +8,11 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from dovetail.bench._vla_stock import stock_config
 from dovetail.policies.vla.checkpoints.load import load_network
-from dovetail.policies.vla.checkpoints.transformers_folder import KEYS, sizes_of
+from dovetail.policies.vla.checkpoints.transformers_folder import sizes_of, transformers_layout
 from dovetail.policies.vla.checkpoints.weight_files import WeightFiles
+from dovetail.policies.vla.families.pi0 import PI0
 from dovetail.policies.vla.sampler import Commitment, Inputs, Parts, Sampler
 from support.tiny_pi0 import SIZES, reference_model, to_bfloat16
 
@@ -30,7 +32,9 @@ def folder(reference, tmp_path_factory):
 
 
 def load(folder, sizes=SIZES, dtype=torch.float32):
-    return load_network(WeightFiles(folder), KEYS, sizes, name="pi0", device=CPU, dtype=dtype)
+    files = WeightFiles(folder)
+    layout = transformers_layout(folder, stock_config(sizes).to_dict(), files.shapes)
+    return load_network(files, layout, PI0, name="pi0", device=CPU, dtype=dtype)
 
 
 def make_inputs(

@@ -10,6 +10,7 @@ from PIL import Image
 from dovetail.core.errors import CheckpointError, SpecMismatch, UsageError
 from dovetail.core.specs import ArraySpec, RobotSpec
 from dovetail.policies.vla.axes import ActionAxes, StateAxes, match_cameras
+from dovetail.policies.vla.families.pi0 import PI0
 from dovetail.policies.vla.images import prepare_images, resize_with_pad_pil
 from dovetail.policies.vla.normalization import Normalization
 from dovetail.policies.vla.prompts import PromptTokenizer
@@ -81,31 +82,35 @@ def tokenizer_folder(tmp_path):
     return tmp_path
 
 
-def tokenizer(folder, *, num_tokens=8, cleans=False, vocabulary=64):
-    return PromptTokenizer(folder, num_tokens=num_tokens, cleans=cleans, vocabulary=vocabulary)
+def tokenizer(folder, *, num_tokens=8, vocabulary=64):
+    return PromptTokenizer(folder, num_tokens=num_tokens, vocabulary=vocabulary, bos="<bos>", origin="paligemma")
+
+
+def encode(folder, task, *, cleans=False, **settings):
+    return tokenizer(folder, **settings).encode(PI0.prompt(task, np.zeros(3), cleans))
 
 
 def test_prompt_is_bos_text_newline_padded_right(tokenizer_folder):
-    tokens, mask = tokenizer(tokenizer_folder).encode("push cube")
+    tokens, mask = encode(tokenizer_folder, "push cube")
     assert tokens.tolist() == [2, 6, 5, 8, 4, 0, 0, 0]
     assert mask.tolist() == [True] * 5 + [False] * 3
 
 
 def test_prompt_with_a_newline_gets_no_second_one(tokenizer_folder):
-    assert tokenizer(tokenizer_folder).encode("push\n")[0].tolist() == [2, 6, 4, 0, 0, 0, 0, 0]
+    assert encode(tokenizer_folder, "push\n")[0].tolist() == [2, 6, 4, 0, 0, 0, 0, 0]
 
 
 def test_long_prompt_is_cut_and_openpi_cleans_it(tokenizer_folder):
-    tokens, mask = tokenizer(tokenizer_folder, num_tokens=4).encode("push the cube")
+    tokens, mask = encode(tokenizer_folder, "push the cube", num_tokens=4)
     assert tokens.tolist() == [2, 6, 5, 7] and mask.all()
-    assert tokenizer(tokenizer_folder, cleans=True).encode(" push_the\n")[0].tolist() == [2, 6, 5, 7, 4, 0, 0, 0]
-    assert 11 in tokenizer(tokenizer_folder).encode("push_the")[0]  # LeRobot keeps `_`
+    assert encode(tokenizer_folder, " push_the\n", cleans=True)[0].tolist() == [2, 6, 5, 7, 4, 0, 0, 0]
+    assert 11 in encode(tokenizer_folder, "push_the")[0]  # LeRobot keeps `_`
 
 
 def test_missing_damaged_or_foreign_tokenizer_is_refused(tmp_path, tokenizer_folder):
     with pytest.raises(UsageError, match=r"no tokenizer: .*set policy\.tokenizer"):
         tokenizer(tmp_path / "nothing")
-    with pytest.raises(UsageError, match="not PaliGemma's tokenizer"):
+    with pytest.raises(UsageError, match="not the tokenizer of this model"):
         tokenizer(tokenizer_folder, vocabulary=5)
     (tmp_path / "tokenizer.json").write_text("{}")
     with pytest.raises(CheckpointError, match="is no tokenizer"):

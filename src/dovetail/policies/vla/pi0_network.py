@@ -23,6 +23,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from dovetail.policies.vla.family import FlowNetwork
 from dovetail.policies.vla.sizes import Pi0Sizes
 from dovetail.policies.vla.transformers import GemmaLayer, RMSNorm, Rotation, VisionTower, attend, rotation
 
@@ -39,10 +40,10 @@ class Prefix(NamedTuple):
     where: Rotation  # of the action tokens
 
 
-class Pi0Network(nn.Module):
+class Pi0Network(FlowNetwork):
     def __init__(self, sizes: Pi0Sizes) -> None:
         super().__init__()
-        self.sizes = sizes
+        self.sizes: Pi0Sizes = sizes
         text, expert = sizes.text, sizes.expert
         self.vision = VisionTower(sizes.vision, out=text.width)
         self.embedding = nn.Embedding(sizes.vocabulary, text.width)

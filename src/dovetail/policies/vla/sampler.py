@@ -1,17 +1,18 @@
-"""From inputs to action chunks with pi0: eager, compiled, or as one CUDA graph."""
+"""From inputs to action chunks: eager, compiled, or as one CUDA graph."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from importlib.util import find_spec
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from dovetail.policies.flows.guidance import guided_velocity
 from dovetail.policies.settings import GuidanceConfig
-from dovetail.policies.vla.pi0_network import Pi0Network, Prefix
+from dovetail.policies.vla.family import FlowNetwork
+from dovetail.policies.vla.pi0_network import Pi0Network
 
 __all__ = ["Commitment", "Inputs", "Parts", "Sampler", "compiled_parts"]
 
@@ -19,7 +20,7 @@ _FEW_TOKENS = 128  # actions of a batch; more are large products, which torch co
 
 
 class Inputs(NamedTuple):
-    """One batch for `Pi0Network.prefix`, and the noise [B, H, A] that the chunk starts from."""
+    """One batch for `FlowNetwork.prefix`, and the noise [B, H, A] that the chunk starts from."""
 
     images: Tensor
     camera_mask: Tensor
@@ -39,16 +40,17 @@ class Commitment(NamedTuple):
 class Parts(NamedTuple):
     """`prefix` and `velocity` of a network, compiled or not."""
 
-    prefix: Callable[..., Prefix]
-    velocity: Callable[[Tensor, Tensor, Prefix], Tensor]
+    prefix: Callable[..., Any]
+    velocity: Callable[[Tensor, Tensor, Any], Tensor]
     sample: Callable[[Inputs, Tensor], Tensor] | None = None
     """Whole chunks of small batches without guidance, from inputs and embedded times, if there is a faster way."""
 
 
-def compiled_parts(network: Pi0Network) -> Parts:
+def compiled_parts(network: FlowNetwork) -> Parts:
     """They compile at their first call with each batch size, with and without gradients. With Triton and one key head, most
-    of them are kernels of our own."""
-    if network.sizes.text.num_kv_heads == 1 and find_spec("triton") is not None:
+    of pi0 are kernels of our own."""
+    is_pi0 = isinstance(network, Pi0Network)
+    if is_pi0 and network.sizes.text.num_kv_heads == 1 and find_spec("triton") is not None:
         from dovetail.policies.vla.fast import fast_parts
 
         return fast_parts(network)
@@ -65,7 +67,7 @@ class Sampler:
 
     def __init__(
         self,
-        network: Pi0Network,
+        network: FlowNetwork,
         *,
         num_steps: int,
         parts: Parts | None = None,
@@ -104,8 +106,8 @@ class Sampler:
                 x = x + self._guided(x, step / num, time, prefix, commitment) / num
         return x
 
-    def _guided(self, x: Tensor, t: float, time: Tensor, prefix: Prefix, commitment: Commitment) -> Tensor:
-        """The velocity towards the actions: guidance counts time from noise to actions, and pi0 the other way."""
+    def _guided(self, x: Tensor, t: float, time: Tensor, prefix: Any, commitment: Commitment) -> Tensor:
+        """The velocity towards the actions: guidance counts time from noise to actions, and the network the other way."""
         return guided_velocity(
             lambda x, _: -self._parts.velocity(x, time, prefix),
             x,

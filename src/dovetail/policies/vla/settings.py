@@ -10,15 +10,15 @@ from pydantic import Field
 from dovetail.config.model import Config
 from dovetail.policies.settings import GuidanceConfig
 
-__all__ = ["Pi0Config"]
+__all__ = ["Pi0Config", "VlaConfig"]
 
 
-class Pi0Config(Config):
+class VlaConfig(Config):
     BASIC: ClassVar[Collection[str]] = ("checkpoint", "images", "state", "device")
-    preferred_image_size: ClassVar[int] = 224  # PaliGemma's; the policy pads to a square by itself
+    preferred_image_size: ClassVar[int]  # the policy pads to a square by itself
 
     checkpoint: str
-    """Folder with pi0 in the format of LeRobot, transformers or openpi (converted to PyTorch)."""
+    """Folder with published weights in the format of LeRobot, transformers or openpi (converted to PyTorch)."""
     images: dict[str, str] = Field(min_length=1)
     """Camera of the checkpoint: camera of the robot. Cameras of the checkpoint that are not named here are masked."""
     state: tuple[str, ...] = ()
@@ -33,7 +33,7 @@ class Pi0Config(Config):
     stats: str | None = None
     """File with statistics instead of those in the folder: LeRobot's stats.json or openpi's norm_stats.json."""
     tokenizer: str | None = None
-    """PaliGemma's tokenizer.json, or a folder with it. Null: in the checkpoint's folder."""
+    """The model's tokenizer.json, or a folder with it. Null: in the checkpoint's folder."""
     device: str = Field(default="auto", pattern=r"^(cpu|auto|cuda(:\d+)?)$")
     """Where it computes. Auto: the first GPU, or the CPU if there is none."""
     precision: Literal["auto", "bfloat16", "float32"] = "auto"
@@ -46,3 +46,7 @@ class Pi0Config(Config):
     """Initial noise of deterministic chunks: always the same, or from the seed of each call."""
     guidance: GuidanceConfig = Field(default_factory=GuidanceConfig)
     """How a chunk continues the one before (real-time chunking)."""
+
+
+class Pi0Config(VlaConfig):
+    preferred_image_size: ClassVar[int] = 224  # PaliGemma's

@@ -63,6 +63,5 @@ class Pi0Sizes:
                 )
 
     @property
-    def num_prefix_tokens(self) -> int:
-        """Images and prompt."""
-        return self.num_cameras * self.vision.num_patches + self.num_prompt_tokens
+    def image_size(self) -> int:
+        return self.vision.image_size

@@ -1,6 +1,6 @@
-"""Recognize a folder with a published pi0 and collect what acting needs, before a weight is read.
+"""Recognize a folder with published weights and collect what acting needs, before a weight is read.
 
-checkpoint = open_checkpoint(Path("pi0_folder"), stats=None)
+checkpoint = open_checkpoint(Path("pi0_folder"), PI0, stats=None)
 network = checkpoint.load(device=device, dtype=torch.bfloat16)
 """
 
@@ -16,16 +16,23 @@ from dovetail.policies.vla.checkpoints import lerobot_folder, openpi_folder, tra
 from dovetail.policies.vla.checkpoints.checkpoint import Checkpoint
 from dovetail.policies.vla.checkpoints.statistics import read_statistics
 from dovetail.policies.vla.checkpoints.weight_files import WeightFiles, read_json
+from dovetail.policies.vla.families import FAMILIES
+from dovetail.policies.vla.family import Family, Format
 
 __all__ = ["open_checkpoint"]
 
-_OpenFolder = Callable[[Path, Mapping[str, Any], WeightFiles], Checkpoint]
+_OpenFolder = Callable[[Path, Mapping[str, Any], WeightFiles, Family], Checkpoint]
+_READERS: Mapping[Format, _OpenFolder] = {
+    "LeRobot": lerobot_folder.open_folder,
+    "transformers": transformers_folder.open_folder,
+    "openpi": openpi_folder.open_folder,
+}
 
 
-def open_checkpoint(folder: Path, *, stats: Path | None = None) -> Checkpoint:
-    """Raise UsageError or CheckpointError, in one line, for a folder that is not a complete pi0.
+def open_checkpoint(folder: Path, family: Family | None = None, *, stats: Path | None = None) -> Checkpoint:
+    """Raise UsageError or CheckpointError, in one line, for a folder that is not complete or of another family.
 
-    `stats` is a file with statistics, which replace those of the folder."""
+    Without a family, the folder decides. `stats` is a file with statistics, which replace those of the folder."""
     if not folder.is_dir():
         raise UsageError(f"policy.checkpoint: {folder} is not a folder. Name the folder with config.json")
     if (folder / "params").is_dir() and not (folder / "config.json").is_file():
@@ -33,13 +40,15 @@ def open_checkpoint(folder: Path, *, stats: Path | None = None) -> Checkpoint:
             f"{folder} is a JAX checkpoint of openpi (params/). Convert it to PyTorch with openpi's own script first"
         )
     if not (folder / "config.json").is_file():
-        raise UsageError(f"{folder} has no config.json, so it is no checkpoint that policy 'pi0' can read")
+        raise UsageError(f"{folder} has no config.json, so it is no published checkpoint")
     config = read_json(folder / "config.json")
-    open_folder = _family(folder, config)
+    format_, name = _described(folder, config, family)
     files = WeightFiles(folder)
-    _check_is_pi0(folder, files)
+    found = FAMILIES[_told_by_weights(folder, files, name)]
+    if family is not None and found is not family:
+        raise UsageError(_another(folder, f"{found.name} (its weights say so)", family))
     try:
-        checkpoint = open_folder(folder, config, files)
+        checkpoint = _READERS[format_](folder, config, files, found)
     except (KeyError, TypeError, IndexError, ValueError) as error:
         what = f"{type(error).__name__}: {error}"
         raise CheckpointError(
@@ -51,26 +60,36 @@ def open_checkpoint(folder: Path, *, stats: Path | None = None) -> Checkpoint:
     return checkpoint
 
 
-def _family(folder: Path, config: dict[str, Any]) -> _OpenFolder:
-    """The function that reads such folders."""
+def _described(folder: Path, config: Mapping[str, Any], family: Family | None) -> tuple[Format, str | None]:
+    """The format, and the family's name where config.json has it: openpi's has none."""
     if {"action_dim", "action_horizon", "paligemma_variant"} <= config.keys():
-        return openpi_folder.open_folder
-    for key, owner, read in (
-        ("type", "LeRobot", lerobot_folder.open_folder),
-        ("model_type", "transformers", transformers_folder.open_folder),
-    ):
-        if config.get(key) == "pi0":
-            return read
-        if key in config:
-            name = config[key]
-            raise UsageError(f"{folder} holds a '{name}' model of {owner}, but policy 'pi0' reads pi0 only")
+        return "openpi", None
+    keys: tuple[tuple[str, Format], ...] = (("type", "LeRobot"), ("model_type", "transformers"))
+    for key, format_ in keys:
+        if key not in config:
+            continue
+        name = str(config[key])
+        known = name in FAMILIES and format_ in FAMILIES[name].layouts
+        if not known or (family is not None and name != family.name):
+            raise UsageError(_another(folder, f"a '{name}' model of {format_}", family))
+        return format_, name
     raise UsageError(
-        f"{folder}/config.json is of no known family: it has neither LeRobot's `type`, transformers' `model_type` nor "
+        f"{folder}/config.json is of no known format: it has neither LeRobot's `type`, transformers' `model_type` nor "
         "openpi's `paligemma_variant`"
     )
 
 
-def _check_is_pi0(folder: Path, files: WeightFiles) -> None:
+def _told_by_weights(folder: Path, files: WeightFiles, name: str | None) -> str:
     """openpi's config does not say whether it is pi0 or pi0.5, and LeRobot's could be wrong. The weights tell."""
-    if any("time_mlp_in." in key and "action_time_mlp_in." not in key for key in files.shapes):
-        raise UsageError(f"{folder} holds pi0.5 (it has time_mlp_in), but policy 'pi0' reads pi0 only")
+    for family in FAMILIES.values():
+        if any(family.told_by(key) for key in files.shapes):
+            return family.name
+    if name is None:
+        raise UsageError(f"{folder} has weights of no known model. Known: {', '.join(FAMILIES)}")
+    return name  # incomplete weights: the reader names what is missing
+
+
+def _another(folder: Path, what: str, family: Family | None) -> str:
+    if family is None:
+        return f"{folder} holds {what}, which is unknown here. Known: {', '.join(FAMILIES)}"
+    return f"{folder} holds {what}, but policy '{family.name}' reads {family.name} only. Set policy.type"

@@ -1,4 +1,4 @@
-"""Which published tensors each parameter of our network is made of, for every layout."""
+"""Which published tensors each parameter of pi0's network is made of, for every layout."""
 
 from __future__ import annotations
 

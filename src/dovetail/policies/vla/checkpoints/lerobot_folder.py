@@ -12,18 +12,17 @@ import numpy as np
 from dovetail.core.errors import CheckpointError, UsageError
 from dovetail.core.types import Array
 from dovetail.policies.vla.checkpoints.checkpoint import Checkpoint
-from dovetail.policies.vla.checkpoints.paligemma_keys import shared_keys, sizes_from_shapes
 from dovetail.policies.vla.checkpoints.weight_files import WeightFiles, read_json, tensors_of
+from dovetail.policies.vla.family import Family
 from dovetail.policies.vla.normalization import Normalization
 
 __all__ = ["open_folder"]
 
 _STATE, _ACTION, _IMAGES = "observation.state", "action", "observation.images."
 _PREPROCESSOR, _POSTPROCESSOR = "policy_preprocessor.json", "policy_postprocessor.json"
-_KNOWN_STEPS = {
+_SHARED_STEPS = {
     "rename_observations_processor",
     "to_batch_processor",
-    "pi0_new_line_processor",
     "tokenizer_processor",
     "device_processor",
     "normalizer_processor",
@@ -34,37 +33,23 @@ _KNOWN_STEPS = {
 _BUFFERS = {_STATE: "normalize_inputs.buffer_observation_state.", _ACTION: "unnormalize_outputs.buffer_action."}
 
 
-def open_folder(folder: Path, config: Mapping[str, Any], files: WeightFiles) -> Checkpoint:
-    # LeRobot's trainer writes `model.` before every key of the network, its converted base folders do not
-    prefix = "model." if any(key.startswith("model.") for key in files.shapes) else ""
-    keys = shared_keys(files.shapes, prefix=prefix)
-    sizes = sizes_from_shapes(
-        files.shapes,
-        keys,
-        folder=folder,
-        num_prompt_tokens=int(config.get("tokenizer_max_length", 48)),
-        horizon=int(config["chunk_size"]),
-        state_size=int(config["max_state_dim"]),
-        action_size=int(config["max_action_dim"]),
-        num_flow_steps=int(config.get("num_inference_steps", config.get("num_steps", 10))),
-        min_period=float(config.get("min_period", 4e-3)),
-        max_period=float(config.get("max_period", 4.0)),
-    )
-    modes = {"VISUAL": "IDENTITY", "STATE": "MEAN_STD", "ACTION": "MEAN_STD", **config["normalization_mapping"]}
+def open_folder(folder: Path, config: Mapping[str, Any], files: WeightFiles, family: Family) -> Checkpoint:
+    layout = family.layouts["LeRobot"](folder, config, files.shapes)
+    modes = {"VISUAL": "IDENTITY", "STATE": family.mode, "ACTION": family.mode, **config["normalization_mapping"]}
     if modes["VISUAL"] != "IDENTITY":
         raise UsageError(
-            f"{folder} normalizes images by {modes['VISUAL']}, which pi0 does not. Only IDENTITY is known"
+            f"{folder} normalizes images by {modes['VISUAL']}, which {family.name} does not. Only IDENTITY is known"
         )
-    before, after = (_steps(folder / name) for name in (_PREPROCESSOR, _POSTPROCESSOR))
+    before, after = (_steps(folder / name, family) for name in (_PREPROCESSOR, _POSTPROCESSOR))
     relative = before.get("relative_actions_processor", {})
     if relative.get("se3_pose_groups"):
         raise UsageError(f"{folder} has actions relative in SE(3) (se3_pose_groups), which are unknown here")
     names = relative.get("action_names") or config.get("action_feature_names") or ()
     return Checkpoint(
         folder=folder,
-        family="LeRobot",
-        sizes=sizes,
-        keys=keys,
+        family=family,
+        format="LeRobot",
+        layout=layout,
         files=files,
         cameras=tuple(key.removeprefix(_IMAGES) for key in config["input_features"] if key.startswith(_IMAGES)),
         state=_normalization(folder, files, before.get("normalizer_processor"), _STATE, modes["STATE"], config),
@@ -79,21 +64,20 @@ def open_folder(folder: Path, config: Mapping[str, Any], files: WeightFiles) -> 
     )
 
 
-def _steps(path: Path) -> dict[str, dict[str, Any]]:
+def _steps(path: Path, family: Family) -> dict[str, dict[str, Any]]:
     """The settings of each processor step, with the step's `state_file`. Empty if the folder has no processors."""
     if not path.is_file():
         return {}
     found: dict[str, dict[str, Any]] = {}
+    known = _SHARED_STEPS | family.steps
     for step in read_json(path)["steps"]:
         name = step.get("registry_name")
         if name is None:
             raise UsageError(
                 f"{path} has a step of class '{step.get('class')}', which would import code. It is not read"
             )
-        if name not in _KNOWN_STEPS:
-            raise UsageError(
-                f"{path} has step '{name}', which is unknown here. Known: {', '.join(sorted(_KNOWN_STEPS))}"
-            )
+        if name not in known:
+            raise UsageError(f"{path} has step '{name}', which is unknown here. Known: {', '.join(sorted(known))}")
         found[name] = {**step.get("config", {}), "state_file": step.get("state_file")}
     return found
 

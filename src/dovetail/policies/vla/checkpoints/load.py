@@ -1,35 +1,32 @@
-"""Fill pi0's network with published weights. Everything is checked first; no parameter keeps a random value."""
+"""Fill a network with published weights. Everything is checked first; no parameter keeps a random value."""
 
 from __future__ import annotations
 
 import torch
 
 from dovetail.core.errors import CheckpointError
-from dovetail.policies.vla.checkpoints.keys import KeyLayout, parameter_sources
 from dovetail.policies.vla.checkpoints.weight_files import WeightFiles
-from dovetail.policies.vla.pi0_network import Pi0Network
-from dovetail.policies.vla.sizes import Pi0Sizes
+from dovetail.policies.vla.family import Family, FlowNetwork, Layout
 
 __all__ = ["load_network"]
 
 
 def load_network(
     files: WeightFiles,
-    layout: KeyLayout,
-    sizes: Pi0Sizes,
+    layout: Layout,
+    family: Family,
     *,
     name: str,
     device: torch.device,
     dtype: torch.dtype,
-) -> Pi0Network:
+) -> FlowNetwork:
     """Raise CheckpointError, with names, for missing or unexpected tensors and for other shapes. `name` is the folder's."""
     with torch.device("meta"):  # shapes only
-        network = Pi0Network(sizes)
-    sources = parameter_sources(sizes, layout)
-    _check(files, layout, sources, network, name=name)
+        network = family.network(layout.sizes)
+    _check(files, layout, network, name=name, model=family.name)
     network = network.to(dtype).to_empty(device=device).requires_grad_(False).eval()
     parameters, filled = dict(network.named_parameters()), set()
-    for ours, theirs in sources.items():
+    for ours, theirs in layout.sources.items():
         first = 0
         for key, tensor in files.read(theirs):
             rows = parameters[ours].narrow(0, first, len(tensor))
@@ -42,16 +39,15 @@ def load_network(
     return network
 
 
-def _check(
-    files: WeightFiles, layout: KeyLayout, sources: dict[str, tuple[str, ...]], network: Pi0Network, *, name: str
-) -> None:
+def _check(files: WeightFiles, layout: Layout, network: FlowNetwork, *, name: str, model: str) -> None:
+    sources = layout.sources
     needed = {key for theirs in sources.values() for key in theirs}
     unexpected = {key for key in files.shapes.keys() - needed if not layout.is_unused(key)}
     for what, keys in (("lacks", needed - files.shapes.keys()), ("has unexpected", unexpected)):
         if keys:
             shown, rest = sorted(keys)[:3], len(keys) - 3
             more = f" and {rest} more" if rest > 0 else ""
-            raise CheckpointError(f"{name} {what} {', '.join(shown)}{more}: it does not hold a complete pi0")
+            raise CheckpointError(f"{name} {what} {', '.join(shown)}{more}: it does not hold a complete {model}")
     for ours, parameter in network.named_parameters():
         shapes = [files.shapes[key] for key in sources[ours]]
         joined = (sum(shape[0] for shape in shapes), *shapes[0][1:]) if shapes[0] else ()

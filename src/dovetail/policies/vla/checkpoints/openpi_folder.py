@@ -10,35 +10,29 @@ from pathlib import Path
 from typing import Any
 
 from dovetail.policies.vla.checkpoints.checkpoint import Checkpoint
-from dovetail.policies.vla.checkpoints.paligemma_keys import shared_keys, sizes_from_shapes
 from dovetail.policies.vla.checkpoints.statistics import openpi_statistics
 from dovetail.policies.vla.checkpoints.weight_files import WeightFiles, read_json
+from dovetail.policies.vla.family import Family
 
 __all__ = ["open_folder"]
 
 
-def open_folder(folder: Path, config: Mapping[str, Any], files: WeightFiles) -> Checkpoint:
-    keys = shared_keys(files.shapes, prefix="")
-    sizes = sizes_from_shapes(
-        files.shapes,
-        keys,
-        folder=folder,
-        horizon=int(config["action_horizon"]),
-        state_size=int(config["action_dim"]),
-        action_size=int(config["action_dim"]),
-    )
+def open_folder(folder: Path, config: Mapping[str, Any], files: WeightFiles, family: Family) -> Checkpoint:
     state, action = None, None
     assets = sorted((folder / "assets").glob("**/norm_stats.json"))
     if len(assets) == 1:
-        state, action = openpi_statistics(read_json(assets[0]), name=str(assets[0]))
+        state, action = openpi_statistics(read_json(assets[0]), family.mode, name=str(assets[0]))
     return Checkpoint(
         folder=folder,
-        family="openpi",
-        sizes=sizes,
-        keys=keys,
+        family=family,
+        format="openpi",
+        layout=family.layouts["openpi"](folder, config, files.shapes),
         files=files,
+        cameras=family.cameras,
         state=state,
         action=action,
+        state_mode=family.mode,
+        action_mode=family.mode,
         resizes_with_pil=True,
         cleans_prompt=True,
         assets=tuple(str(path.relative_to(folder)) for path in assets),

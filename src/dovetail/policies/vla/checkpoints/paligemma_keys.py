@@ -1,20 +1,57 @@
-"""The key names that LeRobot and openpi share, and sizes read from shapes, because their configs name variants only."""
+"""pi0 in the folders of LeRobot and openpi: the key names that they share, and sizes read from shapes, because their configs
+name variants only."""
 
 from __future__ import annotations
 
 import math
 import re
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from dovetail.core.errors import CheckpointError
-from dovetail.policies.vla.checkpoints.keys import KeyLayout
+from dovetail.policies.vla.checkpoints.keys import KeyLayout, parameter_sources
+from dovetail.policies.vla.family import Layout
 from dovetail.policies.vla.sizes import GemmaSizes, Pi0Sizes, VisionSizes
 
-__all__ = ["shared_keys", "sizes_from_shapes"]
+__all__ = ["lerobot_layout", "openpi_layout", "shared_keys"]
 
 _VISION_HEADS = 16  # of PaliGemma's vision tower in all variants; shapes do not tell
 _STATISTICS = ("normalize_inputs.", "normalize_targets.", "unnormalize_outputs.")
+
+
+_Shapes = Mapping[str, tuple[int, ...]]
+
+
+def lerobot_layout(folder: Path, config: Mapping[str, Any], shapes: _Shapes) -> Layout:
+    # LeRobot's trainer writes `model.` before every key of the network, its converted base folders do not
+    keys = shared_keys(shapes, prefix="model." if any(key.startswith("model.") for key in shapes) else "")
+    sizes = _sizes_from_shapes(
+        shapes,
+        keys,
+        folder=folder,
+        num_prompt_tokens=int(config.get("tokenizer_max_length", 48)),
+        horizon=int(config["chunk_size"]),
+        state_size=int(config["max_state_dim"]),
+        action_size=int(config["max_action_dim"]),
+        num_flow_steps=int(config.get("num_inference_steps", config.get("num_steps", 10))),
+        min_period=float(config.get("min_period", 4e-3)),
+        max_period=float(config.get("max_period", 4.0)),
+    )
+    return Layout(sizes=sizes, sources=parameter_sources(sizes, keys), is_unused=keys.is_unused)
+
+
+def openpi_layout(folder: Path, config: Mapping[str, Any], shapes: _Shapes) -> Layout:
+    keys = shared_keys(shapes, prefix="")
+    sizes = _sizes_from_shapes(
+        shapes,
+        keys,
+        folder=folder,
+        horizon=int(config["action_horizon"]),
+        state_size=int(config["action_dim"]),
+        action_size=int(config["action_dim"]),
+    )
+    return Layout(sizes=sizes, sources=parameter_sources(sizes, keys), is_unused=keys.is_unused)
 
 
 def shared_keys(shapes: Mapping[str, Any], *, prefix: str) -> KeyLayout:
@@ -47,9 +84,7 @@ def shared_keys(shapes: Mapping[str, Any], *, prefix: str) -> KeyLayout:
     )
 
 
-def sizes_from_shapes(
-    shapes: Mapping[str, tuple[int, ...]], keys: KeyLayout, *, folder: object, **others: Any
-) -> Pi0Sizes:
+def _sizes_from_shapes(shapes: _Shapes, keys: KeyLayout, *, folder: object, **others: Any) -> Pi0Sizes:
     """`others` are the sizes that only a config has."""
 
     def shape(key: str) -> tuple[int, ...]:

@@ -23,7 +23,7 @@ def read_statistics(path: Path, checkpoint: Checkpoint) -> tuple[Normalization, 
         raise UsageError(f"policy.stats: {path} is not a file. Name a stats.json or norm_stats.json")
     data = read_json(path)
     if "norm_stats" in data:
-        return openpi_statistics(data, name=str(path))
+        return openpi_statistics(data, checkpoint.state_mode, name=str(path))
     found = []
     for key, mode in (("observation.state", checkpoint.state_mode), ("action", checkpoint.action_mode)):
         statistics = data.get(key)
@@ -36,15 +36,15 @@ def read_statistics(path: Path, checkpoint: Checkpoint) -> tuple[Normalization, 
     return found[0], found[1]
 
 
-def openpi_statistics(data: Mapping[str, Any], *, name: str) -> tuple[Normalization, Normalization]:
-    """pi0 of openpi normalizes by mean and standard deviation."""
+def openpi_statistics(data: Mapping[str, Any], mode: str, *, name: str) -> tuple[Normalization, Normalization]:
+    """openpi normalizes state and actions in the same mode."""
     found = []
     for key in ("state", "actions"):
         statistics = data["norm_stats"].get(key) if isinstance(data.get("norm_stats"), dict) else None
         if not isinstance(statistics, dict):
             raise CheckpointError(f"{name} has no norm_stats of '{key}'. Copy the file again")
         arrays = _arrays(statistics, name=f"{name}: {key}")
-        found.append(Normalization.openpi("MEAN_STD", arrays, name=f"{name}: {key}"))
+        found.append(Normalization.openpi(mode, arrays, name=f"{name}: {key}"))
     return found[0], found[1]
 
 

@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from dovetail.policies.vla.checkpoints.checkpoint import Checkpoint
-from dovetail.policies.vla.checkpoints.keys import KeyLayout
+from dovetail.policies.vla.checkpoints.keys import KeyLayout, parameter_sources
 from dovetail.policies.vla.checkpoints.paligemma_keys import shared_keys
 from dovetail.policies.vla.checkpoints.weight_files import WeightFiles
+from dovetail.policies.vla.family import Family, Layout
 from dovetail.policies.vla.sizes import GemmaSizes, Pi0Sizes, VisionSizes
 
-__all__ = ["KEYS", "open_folder", "sizes_of"]
+__all__ = ["KEYS", "open_folder", "sizes_of", "transformers_layout"]
 
 _UNUSED = ("model.dit.embed_tokens.weight", "model.vlm.language_model.norm.weight")
 
@@ -29,11 +30,29 @@ KEYS = KeyLayout(
 )
 
 
-def open_folder(folder: Path, config: Mapping[str, Any], files: WeightFiles) -> Checkpoint:
+def open_folder(folder: Path, config: Mapping[str, Any], files: WeightFiles, family: Family) -> Checkpoint:
+    return Checkpoint(
+        folder=folder,
+        family=family,
+        format="transformers",
+        layout=family.layouts["transformers"](folder, config, files.shapes),
+        files=files,
+        cameras=family.cameras,
+        state_mode=family.mode,
+        action_mode=family.mode,
+    )
+
+
+def transformers_layout(
+    folder: Path,
+    config: Mapping[str, Any],
+    shapes: Mapping[str, tuple[int, ...]],
+) -> Layout:
     # `save_pretrained` writes LeRobot's names; a plain state_dict has the names of the modules
-    is_saved = any(key.startswith("paligemma_with_expert.") for key in files.shapes)
-    keys = shared_keys(files.shapes, prefix="") if is_saved else KEYS
-    return Checkpoint(folder=folder, family="transformers", sizes=sizes_of(config), keys=keys, files=files)
+    is_saved = any(key.startswith("paligemma_with_expert.") for key in shapes)
+    keys = shared_keys(shapes, prefix="") if is_saved else KEYS
+    sizes = sizes_of(config)
+    return Layout(sizes=sizes, sources=parameter_sources(sizes, keys), is_unused=keys.is_unused)
 
 
 def sizes_of(config: Mapping[str, Any]) -> Pi0Sizes:

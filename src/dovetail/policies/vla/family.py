@@ -1,0 +1,112 @@
+"""What one published model provides. Policy, sampler, folder readers and folder writer are the same for all of them.
+
+family = PI0
+checkpoint = open_checkpoint(folder, family)
+network = checkpoint.load(device=device, dtype=torch.bfloat16)
+prefix = network.prefix(images, camera_mask, tokens, token_mask, state)  # once per chunk
+x = x - network.velocity(x, times[step : step + 1], prefix) / num_steps  # from noise to actions
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from dovetail.core.types import Array
+
+__all__ = ["Family", "FlowNetwork", "Format", "Layout", "PrepareImages", "Sizes"]
+
+Format = Literal["LeRobot", "transformers", "openpi"]  # of a folder
+
+
+class Sizes(Protocol):
+    """The sizes that every family has."""
+
+    @property
+    def image_size(self) -> int: ...
+    @property
+    def vocabulary(self) -> int: ...
+    @property
+    def num_prompt_tokens(self) -> int: ...
+    @property
+    def horizon(self) -> int: ...
+    @property
+    def state_size(self) -> int: ...
+    @property
+    def action_size(self) -> int: ...
+    @property
+    def num_flow_steps(self) -> int: ...
+
+
+class FlowNetwork(ABC, nn.Module):
+    """A flow over action chunks. Time goes from 1 (noise) to 0 (actions): x_t = t noise + (1 - t) actions.
+
+    All shapes are fixed and nothing depends on values, so `prefix` and `velocity` can be compiled and captured in a CUDA
+    graph."""
+
+    sizes: Any  # Sizes of its family
+
+    @property
+    @abstractmethod
+    def dtype(self) -> torch.dtype: ...
+
+    @abstractmethod
+    def prefix(
+        self, images: Tensor, camera_mask: Tensor, tokens: Tensor, token_mask: Tensor, state: Tensor
+    ) -> Any:
+        """Read images [B, C, 3, S, S] in [-1, 1], prompt tokens [B, L] and the normalized state [B, state_size].
+
+        The masks [B, C] and [B, L] are false for absent cameras and for padding."""
+
+    @abstractmethod
+    def velocity(self, x: Tensor, time: Tensor, prefix: Any) -> Tensor:
+        """noise - actions, float32, of noisy actions x [B, H, A]. `time` [B or 1, ...] comes from `embed_times`."""
+
+    @abstractmethod
+    def embed_times(self, times: Tensor) -> Tensor:
+        """All that depends on the times [N] only, [N, ...]."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layout:
+    """The sizes of a network and where its weights are in a folder's files."""
+
+    sizes: Any  # Sizes of its family
+    sources: Mapping[str, tuple[str, ...]]  # parameter: the tensors that make it, joined along the first axis
+    is_unused: Callable[[str], bool]  # tensors that are not needed
+
+
+class PrepareImages(Protocol):
+    def __call__(self, frames: Array, *, size: int, with_pil: bool, device: torch.device) -> Tensor:
+        """uint8 [B, H, W, 3] to float32 [B, 3, size, size] in [-1, 1]."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Family:
+    name: str
+    """Of the policy, and `type` or `model_type` in config.json."""
+    network: Callable[[Any], FlowNetwork]
+    """A network of these sizes."""
+    layouts: Mapping[Format, Callable[[Path, Mapping[str, Any], Mapping[str, tuple[int, ...]]], Layout]]
+    """For each format of folders: the layout from folder, config.json and the shapes of all tensors."""
+    told_by: Callable[[str], bool]
+    """Whether a tensor of this name is in this family's weights only."""
+    mode: str
+    """Normalization of state and action in openpi's folders, and in LeRobot's that do not say it."""
+    steps: frozenset[str]
+    """Names of LeRobot's processor steps that only this family has."""
+    prompt: Callable[[str, Array, bool], str]
+    """The text for the tokenizer from the task, the normalized state [S], and whether the format cleans the task."""
+    bos: str | None
+    """Token before each prompt."""
+    tokenizer_origin: str
+    """The model that has the tokenizer."""
+    prepare_images: PrepareImages
+    cameras: tuple[str, ...]
+    """In folders that do not name them."""
