@@ -12,6 +12,8 @@ import json
 import os
 import sys
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +30,7 @@ from lerobot.policies.smolvla.processor_smolvla import make_smolvla_pre_post_pro
 from lerobot.processor import NormalizerProcessorStep, PolicyProcessorPipeline, UnnormalizerProcessorStep
 from lerobot.processor.core import TransitionKey
 from safetensors.torch import save_file
+from transformers.models.smolvlm.modeling_smolvlm import SmolVLMVisionEmbeddings
 
 NUM_STATE, NUM_ACTIONS, HORIZON, NUM_TOKENS = 9, 6, 5, 8
 CAMERAS = ("top", "wrist")
@@ -90,6 +93,22 @@ def write_vlm(folder: Path) -> None:
         image_processor=SmolVLMImageProcessor(), tokenizer=tokenizer, video_processor=SmolVLMVideoProcessor()
     )
     processor.save_pretrained(folder)
+
+
+@contextmanager
+def positions_in_order() -> Iterator[None]:
+    """Patch i has position i, as in bfloat16, in transformers 5 and in releases when SmolVLA was trained. In float32, the
+    release here gives patch i of a row or column the position i - 1, because it multiplies by 1 - 1e-6 before it counts."""
+
+    def embed(self: Any, pixel_values: torch.Tensor, patch_attention_mask: torch.Tensor) -> torch.Tensor:
+        return self.patch_embedding(pixel_values).flatten(2).mT + self.position_embedding.weight
+
+    theirs = SmolVLMVisionEmbeddings.forward
+    SmolVLMVisionEmbeddings.forward = embed
+    try:
+        yield
+    finally:
+        SmolVLMVisionEmbeddings.forward = theirs
 
 
 def make_config(vlm: Path, **changes: Any) -> SmolVLAConfig:
@@ -217,12 +236,14 @@ def record(folder: Path) -> None:
         policy.load_state_dict(weights)
         before, after = make_smolvla_pre_post_processors(config, statistics())
         folder.mkdir(parents=True, exist_ok=True)
-        found = {f"longest.{key}": value for key, value in act(policy, before, after).items()}
-        found["trained.velocity"] = velocity(policy)
-        config.pad_language_to, config.empty_cameras = "max_length", 1
-        padded, _ = make_smolvla_pre_post_processors(config, statistics())
-        one_camera = act(policy, padded, after, cameras=("wrist",), prompts=(SHORT, LONG))
-        found |= {f"max_length.{key}": value for key, value in one_camera.items()}
+        found = {"shifted.chunk": act(policy, before, after)["chunk"]}
+        with positions_in_order():
+            found |= {f"longest.{key}": value for key, value in act(policy, before, after).items()}
+            found["trained.velocity"] = velocity(policy)
+            config.pad_language_to, config.empty_cameras = "max_length", 1
+            padded, _ = make_smolvla_pre_post_processors(config, statistics())
+            one_camera = act(policy, padded, after, cameras=("wrist",), prompts=(SHORT, LONG))
+            found |= {f"max_length.{key}": value for key, value in one_camera.items()}
         config.pad_language_to, config.empty_cameras = "longest", 0
         policy.save_pretrained(folder)
         before.save_pretrained(folder)
@@ -262,7 +283,8 @@ def load_and_act(folder: Path, out: Path) -> None:
             config_filename="policy_preprocessor.json",
             overrides={"tokenizer_processor": {"tokenizer_name": str(vlm)}},
         )
-        found = act(policy, before, _postprocessor(folder))
+        with positions_in_order():
+            found = act(policy, before, _postprocessor(folder))
     _save(found, out)
 
 

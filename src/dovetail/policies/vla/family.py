@@ -110,3 +110,5 @@ class Family:
     prepare_images: PrepareImages
     cameras: tuple[str, ...]
     """In folders that do not name them."""
+    masks_any_camera: bool = True
+    """Whether any camera may be absent. Otherwise, as many as `empty_cameras` in LeRobot's config.json."""

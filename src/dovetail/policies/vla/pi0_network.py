@@ -25,7 +25,7 @@ from torch.nn import functional
 
 from dovetail.policies.vla.family import FlowNetwork
 from dovetail.policies.vla.sizes import Pi0Sizes
-from dovetail.policies.vla.transformers import GemmaLayer, RMSNorm, Rotation, VisionTower, attend, rotation
+from dovetail.policies.vla.transformers import GemmaLayer, RMSNorm, Rotation, VisionTower, append, attend, rotation
 
 __all__ = ["Pi0Network", "Prefix", "layers_of"]
 
@@ -82,7 +82,7 @@ class Pi0Network(FlowNetwork):
             layers_of(self.expert_layers), prefix.keys, prefix.values, strict=True
         ):
             q, k, v = layer.project(tokens, prefix.where)
-            keys, values = _append(cached_keys, k), _append(cached_values, v)
+            keys, values = append(cached_keys, k), append(cached_values, v)
             tokens = layer.finish(tokens, attend(q, keys, values, prefix.bias))
         return self.action_velocity(tokens)
 
@@ -160,12 +160,3 @@ class Pi0Network(FlowNetwork):
 
 def layers_of(modules: nn.ModuleList) -> list[GemmaLayer]:
     return cast("list[GemmaLayer]", list(modules))
-
-
-def _append(cached: Tensor, new: Tensor) -> Tensor:
-    """`cached` with `new` in its last places. In place unless gradients are needed."""
-    num = new.shape[2]
-    if torch.is_grad_enabled():
-        return torch.cat((cached[:, :, :-num], new), dim=2)
-    cached[:, :, -num:] = new
-    return cached
