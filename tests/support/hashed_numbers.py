@@ -30,7 +30,9 @@ def hashed_weights(shapes: dict[str, tuple[int, ...]]) -> dict[str, Any]:
         if len(shape) > 1:
             found[name] = values * np.float32((3.0 / np.prod(shape[1:])) ** 0.5)
         else:
-            found[name] = np.float32(1.0 if "norm" in name and name.endswith("weight") else 0.0) + np.float32(0.3) * values
+            found[name] = (
+                np.float32(1.0 if "norm" in name and name.endswith("weight") else 0.0) + np.float32(0.3) * values
+            )
     return found
 
 

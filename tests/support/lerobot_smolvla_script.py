@@ -1,7 +1,7 @@
 """Run in the environment of `scripts/lerobot-env`: a small SmolVLA of the real package, on numbers that tests can repeat.
 
-python lerobot_smolvla_script.py record FOLDER    writes a folder of the real package and what it computed (scripts/record-smolvla)
-python lerobot_smolvla_script.py act FOLDER OUT.safetensors    loads a folder with the real package and writes its chunks
+python lerobot_smolvla_script.py record FOLDER             saves a policy, and what it computed (scripts/record-smolvla)
+python lerobot_smolvla_script.py act FOLDER OUT.safetensors    loads a policy, and writes what it computes
 
 The weights are a function of their names (`hashed_numbers.py`), so `record` writes names and shapes instead of them.
 """
@@ -35,7 +35,21 @@ from transformers.models.smolvlm.modeling_smolvlm import SmolVLMVisionEmbeddings
 NUM_STATE, NUM_ACTIONS, HORIZON, NUM_TOKENS = 9, 6, 5, 8
 CAMERAS = ("top", "wrist")
 SHORT, LONG = "push the cube", "push the cube to the mark now and then again"  # padded, and cut
-WORDS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<unk>", "\n", " ", "push", "the", "cube", "to", "mark", "_", "a")
+WORDS = (
+    "<|endoftext|>",
+    "<|im_start|>",
+    "<|im_end|>",
+    "<unk>",
+    "\n",
+    " ",
+    "push",
+    "the",
+    "cube",
+    "to",
+    "mark",
+    "_",
+    "a",
+)
 IMAGE_WORDS = ("<fake_token_around_image>", "<global-img>", "<image>", "<end_of_utterance>", "<video>")
 
 
@@ -73,7 +87,9 @@ def write_vlm(folder: Path) -> None:
     }
     config = SmolVLMConfig(text_config=text, vision_config=vision, scale_factor=2, tie_word_embeddings=False)
     config.save_pretrained(folder)
-    raw = Tokenizer(models.WordLevel({word: i for i, word in enumerate((*WORDS, *IMAGE_WORDS))}, unk_token="<unk>"))
+    raw = Tokenizer(
+        models.WordLevel({word: i for i, word in enumerate((*WORDS, *IMAGE_WORDS))}, unk_token="<unk>")
+    )
     raw.pre_tokenizer = pre_tokenizers.Split(Regex(r" |\n|_"), behavior="isolated")
     tokenizer = GPT2TokenizerFast(
         tokenizer_object=raw,
@@ -145,10 +161,15 @@ def statistics() -> dict[str, dict[str, torch.Tensor]]:
 
 def observations(cameras: tuple[str, ...], prompts: tuple[str, str]) -> dict[str, Any]:
     frames = {
-        f"observation.images.{camera}": torch.from_numpy(hashed_frames(camera, (2, 48, 64, 3))) for camera in cameras
+        f"observation.images.{camera}": torch.from_numpy(hashed_frames(camera, (2, 48, 64, 3)))
+        for camera in cameras
     }
     images = {key: frame.permute(0, 3, 1, 2).float() / 255.0 for key, frame in frames.items()}
-    return {**images, "observation.state": torch.from_numpy(hashed("state", (2, NUM_STATE))), "task": list(prompts)}
+    return {
+        **images,
+        "observation.state": torch.from_numpy(hashed("state", (2, NUM_STATE))),
+        "task": list(prompts),
+    }
 
 
 def act(
@@ -197,7 +218,7 @@ def velocity(policy: SmolVLAPolicy) -> torch.Tensor:
 def normalizations() -> dict[str, torch.Tensor]:
     """LeRobot's normalizer steps in each mode, in both directions. The third range is empty."""
     low, high = torch.tensor([-1.0, 2.0, 0.5]), torch.tensor([3.0, 2.5, 0.5])
-    stats = {name: low for name in ("mean", "min", "q01", "q10")} | {name: high for name in ("max", "q99", "q90")}
+    stats = dict.fromkeys(("mean", "min", "q01", "q10"), low) | dict.fromkeys(("max", "q99", "q90"), high)
     stats["std"] = torch.tensor([0.5, 2.0, 0.0])
     values = torch.tensor([[0.7, 2.2, 0.5], [-2.0, 9.0, 0.5]])
     found = {}

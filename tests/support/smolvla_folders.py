@@ -41,7 +41,11 @@ def write_old_smolvla(folder: Path) -> Path:
     for key, value in statistics.items():
         feature, _, name = key.rpartition(".")
         buffer = f"buffer_{feature.replace('.', '_')}.{name}"
-        places = ("normalize_inputs",) if feature == "observation.state" else ("normalize_targets", "unnormalize_outputs")
+        places = (
+            ("normalize_inputs",)
+            if feature == "observation.state"
+            else ("normalize_targets", "unnormalize_outputs")
+        )
         weights |= {f"{place}.{buffer}": value.clone() for place in places}
     save_file(weights, folder / "model.safetensors")
     return folder

@@ -7,19 +7,19 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from dovetail.policies.vla.sizes import GemmaSizes
-from dovetail.policies.vla.transformers import GemmaLayer, Rotation, heads_as_rows, rotate
+from dovetail.policies.vla.transformers import GemmaLayer, RMSNorm, Rotation, heads_as_rows, rotate
 
 __all__ = ["CrossLayer", "LlamaLayer", "LlamaNorm"]
 
 _EPSILON = 1e-5
 
 
-class LlamaNorm(nn.Module):
-    """Root mean square in float32, then scaled by the weight."""
+class LlamaNorm(RMSNorm):
+    """In float32, then scaled by the weight."""
 
     def __init__(self, width: int) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(width))
+        super().__init__(width)
+        nn.init.ones_(self.weight)
 
     def forward(self, x: Tensor) -> Tensor:
         y = x.float()

@@ -169,7 +169,8 @@ class GemmaLayer(nn.Module):
 
 def heads_as_rows(q: Tensor, *, num_kv_heads: int) -> Tensor:
     """Queries [B, N, heads, D] as [B, K, N * G, D]: the G heads of a key head are rows of one product."""
-    return q.unflatten(2, (num_kv_heads, -1)).transpose(1, 2).flatten(2, 3)
+    num_rows, num_tokens, _, size = q.shape
+    return q.view(num_rows, num_tokens, num_kv_heads, -1, size).transpose(1, 2).flatten(2, 3)
 
 
 def rotate(x: Tensor, where: Rotation) -> Tensor:

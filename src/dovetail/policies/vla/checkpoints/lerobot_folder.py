@@ -52,9 +52,7 @@ def open_folder(folder: Path, config: Mapping[str, Any], files: WeightFiles, fam
         format="LeRobot",
         layout=layout,
         files=files,
-        cameras=tuple(
-            camera_name(key) for key, of in config["input_features"].items() if of["type"] == "VISUAL"
-        ),
+        cameras=tuple(camera_name(key) for key, of in config["input_features"].items() if of["type"] == "VISUAL"),
         max_absent_cameras=None if family.masks_any_camera else int(config.get("empty_cameras", 0)),
         state=_normalization(folder, files, before.get("normalizer_processor"), _STATE, modes["STATE"], config),
         action=_normalization(

@@ -1,5 +1,5 @@
-"""SmolVLA in LeRobot's folders: which tensors make each parameter, and sizes read from shapes, because config.json only names
-the vision-language model."""
+"""SmolVLA in LeRobot's folders: which tensors make each parameter, and sizes read from shapes, because config.json has only
+the name of the vision-language model."""
 
 from __future__ import annotations
 
