@@ -13,8 +13,8 @@ from torch import Tensor
 from support import SUPPORT
 from support.hashed_numbers import hashed_weights
 
-RECORDED = SUPPORT.parent / "policies" / "vla" / "lerobot_smolvla"
-_ONLY_RECORDED = ("recorded.safetensors", "preprocessing.safetensors", "shapes.json")
+RECORDED = SUPPORT.parent / "fixtures" / "lerobot_smolvla"
+_ONLY_RECORDED = SUPPORT.parent / "fixtures" / "lerobot_smolvla"
 
 
 def published_weights() -> dict[str, Tensor]:

@@ -1,7 +1,7 @@
-"""Time of one action chunk of pi0 with random weights, next to stock transformers in the same process.
+"""Time of one action chunk of pi0 with random weights, next to stock transformers in the same process, and of SmolVLA.
 
-On a GPU: full size, bfloat16, three cameras of 224 x 224 pixels, 48 prompt tokens, 10 flow steps, chunks of 50. On a CPU:
-a tiny model in float32. `python -m dovetail.bench.vla [--quick]` prints the rows as JSON lines and needs neither the CLI
+On a GPU: full size, bfloat16, three cameras of 224 x 224 pixels (SmolVLA: 512 x 512), 48 prompt tokens, 10 flow steps, chunks
+of 50. On a CPU: tiny models in float32. `python -m dovetail.bench.vla [--quick]` prints the rows as JSON lines and needs neither the CLI
 nor Ray.
 """
 
@@ -12,6 +12,8 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
+from typing import overload
 
 import torch
 from torch import Tensor
@@ -19,9 +21,11 @@ from torch import Tensor
 from dovetail.bench._vla_stock import StockPi0
 from dovetail.bench.rows import Row, at_most
 from dovetail.core.errors import one_line
+from dovetail.policies.vla.family import FlowNetwork
 from dovetail.policies.vla.pi0_network import Pi0Network
 from dovetail.policies.vla.sampler import Commitment, Inputs, Sampler, compiled_parts
-from dovetail.policies.vla.sizes import GemmaSizes, Pi0Sizes, VisionSizes
+from dovetail.policies.vla.sizes import GemmaSizes, Pi0Sizes, SmolVLASizes, VisionSizes
+from dovetail.policies.vla.smolvla_network import SmolVLANetwork
 
 __all__ = ["bench"]
 
@@ -35,6 +39,12 @@ _TINY = Pi0Sizes(
     expert=GemmaSizes(width=32, num_layers=4, num_heads=4, head_size=32, mlp_width=128),
     vocabulary=256,
 )
+_TINY_SMOLVLA = SmolVLASizes(
+    vision=VisionSizes(width=64, num_layers=2, num_heads=4, mlp_width=128, image_size=64, patch_size=8, join=4),
+    text=GemmaSizes(width=64, num_layers=4, num_heads=4, num_kv_heads=2, head_size=32, mlp_width=256),
+    expert=GemmaSizes(width=48, num_layers=4, num_heads=4, num_kv_heads=2, head_size=32, mlp_width=128),
+    vocabulary=256,
+)
 
 
 def bench(*, quick: bool) -> Iterator[Row]:
@@ -43,6 +53,7 @@ def bench(*, quick: bool) -> Iterator[Row]:
         yield from _GpuBench(quick=quick).rows()
     else:
         yield from _cpu_rows(num=3 if quick else 20)
+        yield _cpu_smolvla_row(num=3 if quick else 20)
 
 
 def _cpu_rows(num: int) -> Iterator[Row]:
@@ -63,6 +74,13 @@ def _cpu_rows(num: int) -> Iterator[Row]:
     yield _difference("CPU, tiny pi0: ours against stock", sampler(inputs), stock(inputs))
 
 
+def _cpu_smolvla_row(num: int) -> Row:
+    network = make_network(_TINY_SMOLVLA, device=torch.device("cpu"), dtype=torch.float32)
+    inputs = make_inputs(_TINY_SMOLVLA, device=torch.device("cpu"), dtype=torch.float32)
+    sampler = Sampler(network, num_steps=_TINY_SMOLVLA.num_flow_steps)
+    return _row("CPU, tiny smolvla: ours, eager", _times_ms(lambda: sampler(inputs), num))
+
+
 class _GpuBench:
     def __init__(self, *, quick: bool) -> None:
         self._quick, self._num, self._start_s = quick, 10 if quick else 50, time.perf_counter()
@@ -77,6 +95,7 @@ class _GpuBench:
         parts: list[tuple[str, Callable[[], Iterator[Row]]]] = [
             ("ours", lambda: self._ours(network, inputs)),
             ("stock transformers", lambda: self._stock(network, inputs)),
+            ("smolvla", self._smolvla),
         ]
         if not self._quick:
             parts += [
@@ -119,10 +138,7 @@ class _GpuBench:
 
     def _guided(self, network: Pi0Network, inputs: Inputs) -> Iterator[Row]:
         num_steps = self._sizes.num_flow_steps
-        target = torch.randn_like(inputs.noise)
-        weights = torch.zeros_like(target)
-        weights[:, :10, :7] = 1.0
-        commitment = Commitment(target, weights)
+        commitment = _first_actions(inputs)
         eager = Sampler(network, num_steps=num_steps)
         yield _row("ours, guided by the vjp, eager", _times_ms(lambda: eager(inputs, commitment), self._num // 5))
         for what, parts in (("CUDA graph", None), (_FASTEST, compiled_parts(network))):
@@ -157,6 +173,28 @@ class _GpuBench:
         yield Row(name=f"{name}: warm-up", value=time.perf_counter() - start_s, unit="s")
         yield _row(name, _times_ms(lambda: stock(inputs), self._num // 5))
 
+    def _smolvla(self) -> Iterator[Row]:
+        """Without and with guidance. It has no kernels of its own, and transformers has no such model."""
+        sizes = SmolVLASizes()
+        network = make_network(sizes, device=self._device, dtype=self._dtype)
+        inputs = make_inputs(sizes, device=self._device, dtype=self._dtype)
+        yield from self._each_execution("smolvla", network, inputs, None)
+        yield from self._each_execution("smolvla, guided by the vjp", network, inputs, _first_actions(inputs))
+
+    def _each_execution(
+        self, name: str, network: FlowNetwork, inputs: Inputs, commitment: Commitment | None
+    ) -> Iterator[Row]:
+        num_steps = network.sizes.num_flow_steps
+        eager = Sampler(network, num_steps=num_steps)
+        expected = eager(inputs, commitment)
+        yield _row(f"{name}, eager", _times_ms(lambda: eager(inputs, commitment), self._num // 5))
+        for how, parts in (("CUDA graph", None), ("CUDA graph of compiled parts", compiled_parts(network))):
+            row = f"{name}, {how}"
+            sampler = Sampler(network, num_steps=num_steps, parts=parts, graph=True)
+            yield from self._warmed_up(row, sampler, inputs, commitment)
+            yield _row(row, _times_ms(partial(sampler, inputs, commitment), self._num))
+            yield _difference(f"{row} against eager", sampler(inputs, commitment), expected)
+
     def _warmed_up(
         self,
         name: str,
@@ -175,18 +213,34 @@ class _GpuBench:
         yield Row(name=row, value=seconds, unit="s") if aim is None else at_most(row, seconds, "s", aim)
 
 
-def make_network(sizes: Pi0Sizes, *, device: torch.device, dtype: torch.dtype) -> Pi0Network:
+def _first_actions(inputs: Inputs) -> Commitment:
+    """Ten actions of seven axes that a chunk must continue."""
+    target = torch.randn_like(inputs.noise)
+    weights = torch.zeros_like(target)
+    weights[:, :10, :7] = 1.0
+    return Commitment(target, weights)
+
+
+@overload
+def make_network(sizes: Pi0Sizes, *, device: torch.device, dtype: torch.dtype) -> Pi0Network: ...
+@overload
+def make_network(sizes: SmolVLASizes, *, device: torch.device, dtype: torch.dtype) -> SmolVLANetwork: ...
+def make_network(
+    sizes: Pi0Sizes | SmolVLASizes, *, device: torch.device, dtype: torch.dtype
+) -> Pi0Network | SmolVLANetwork:
     """Random weights, made on the device."""
     with torch.device("meta"):
-        network = Pi0Network(sizes)
+        network = Pi0Network(sizes) if isinstance(sizes, Pi0Sizes) else SmolVLANetwork(sizes)
     network = network.to(dtype).to_empty(device=device).requires_grad_(False).eval()
     for parameter in network.parameters():
         parameter.normal_(0.0, parameter.shape[-1] ** -0.5 if parameter.ndim > 1 else 0.02)
     return network
 
 
-def make_inputs(sizes: Pi0Sizes, *, device: torch.device, dtype: torch.dtype, batch: int = 1) -> Inputs:
-    size, num_tokens = sizes.vision.image_size, sizes.num_prompt_tokens
+def make_inputs(
+    sizes: Pi0Sizes | SmolVLASizes, *, device: torch.device, dtype: torch.dtype, batch: int = 1
+) -> Inputs:
+    size, num_tokens = sizes.image_size, sizes.num_prompt_tokens
     return Inputs(
         images=torch.rand(batch, sizes.num_cameras, 3, size, size, device=device).mul(2.0).sub(1.0).to(dtype),
         camera_mask=torch.ones(batch, sizes.num_cameras, dtype=torch.bool, device=device),

@@ -49,7 +49,11 @@ class Parts(NamedTuple):
 def compiled_parts(network: FlowNetwork) -> Parts:
     """They compile at their first call with each batch size, with and without gradients. With Triton and one key head, most
     of pi0 are kernels of our own."""
-    if isinstance(network, Pi0Network) and network.sizes.text.num_kv_heads == 1 and find_spec("triton") is not None:
+    if (
+        isinstance(network, Pi0Network)
+        and network.sizes.text.num_kv_heads == 1
+        and find_spec("triton") is not None
+    ):
         from dovetail.policies.vla.fast import fast_parts
 
         return fast_parts(network)
