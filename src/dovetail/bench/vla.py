@@ -1,8 +1,8 @@
 """Time of one action chunk of pi0 with random weights, next to stock transformers in the same process, and of SmolVLA.
 
-On a GPU: full size, bfloat16, three cameras of 224 x 224 pixels (SmolVLA: 512 x 512), 48 prompt tokens, 10 flow steps, chunks
-of 50. On a CPU: tiny models in float32. `python -m dovetail.bench.vla [--quick]` prints the rows as JSON lines and needs neither the CLI
-nor Ray.
+On a GPU: full size, bfloat16, three cameras of 224 x 224 pixels (SmolVLA: 512 x 512), 48 prompt tokens, 10 flow steps,
+chunks of 50. On a CPU: tiny models in float32. `python -m dovetail.bench.vla [--quick]` prints the rows as JSON lines and
+needs neither the CLI nor Ray.
 """
 
 from __future__ import annotations
