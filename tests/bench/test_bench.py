@@ -78,6 +78,7 @@ def test_vla_on_a_cpu_compares_a_tiny_model_with_stock_transformers(monkeypatch:
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     rows = {row.name: row for row in load_bench(BENCHES["vla"])(quick=True)}
     assert rows["CPU, tiny pi0: ours, eager"].value > 0.0
+    assert rows["CPU, tiny smolvla: ours, eager"].value > 0.0
     assert rows["CPU, tiny pi0: ours against stock: difference of actions"].value < 1e-3  # percent
 
 
@@ -86,4 +87,4 @@ def test_vla_without_transformers_keeps_its_own_rows(monkeypatch: pytest.MonkeyP
     monkeypatch.setitem(sys.modules, "transformers", None)
     names = [row.name for row in load_bench(BENCHES["vla"])(quick=True)]
     assert names[0].startswith("stock transformers skipped: ")
-    assert names[1:] == ["CPU, tiny pi0: ours, eager"]
+    assert names[1:] == ["CPU, tiny pi0: ours, eager", "CPU, tiny smolvla: ours, eager"]

@@ -22,6 +22,7 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 import dovetail_lerobot_env  # noqa: F401  # before torchvision
 import torch
 from hashed_numbers import hashed, hashed_frames, hashed_weights
+from lerobot.configs.policies import PreTrainedConfig
 from lerobot.configs.types import FeatureType, NormalizationMode, PolicyFeature
 from lerobot.policies.pi0.modeling_pi0 import resize_with_pad_torch
 from lerobot.policies.smolvla.configuration_smolvla import SmolVLAConfig
@@ -296,7 +297,7 @@ def load_and_act(folder: Path, out: Path) -> None:
     with tempfile.TemporaryDirectory() as temporary:
         vlm = Path(temporary) / "vlm"
         write_vlm(vlm)
-        config = SmolVLAConfig.from_pretrained(folder)
+        config = PreTrainedConfig.from_pretrained(folder)
         config.vlm_model_name, config.device = str(vlm), "cpu"
         policy = SmolVLAPolicy.from_pretrained(folder, config=config, strict=True).eval()
         before = PolicyProcessorPipeline.from_pretrained(

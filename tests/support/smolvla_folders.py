@@ -7,14 +7,14 @@ import shutil
 from pathlib import Path
 
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from support import SUPPORT
 from support.hashed_numbers import hashed_weights
 
 RECORDED = SUPPORT.parent / "fixtures" / "lerobot_smolvla"
-_ONLY_RECORDED = SUPPORT.parent / "fixtures" / "lerobot_smolvla"
+_ONLY_RECORDED = ("recorded.safetensors", "preprocessing.safetensors", "shapes.json")
 
 
 def published_weights() -> dict[str, Tensor]:
@@ -31,7 +31,6 @@ def write_smolvla(folder: Path) -> Path:
 
 def write_old_smolvla(folder: Path) -> Path:
     """Older: no processors, statistics inside the weights."""
-    from safetensors.torch import load_file
 
     write_smolvla(folder)
     statistics = load_file(folder / "policy_preprocessor_step_5_normalizer_processor.safetensors")
