@@ -298,7 +298,7 @@ def load_and_act(folder: Path, out: Path) -> None:
         vlm = Path(temporary) / "vlm"
         write_vlm(vlm)
         config = PreTrainedConfig.from_pretrained(folder)
-        config.vlm_model_name, config.device = str(vlm), "cpu"
+        config.vlm_model_name, config.device, config.load_vlm_weights = str(vlm), "cpu", False
         policy = SmolVLAPolicy.from_pretrained(folder, config=config, strict=True).eval()
         before = PolicyProcessorPipeline.from_pretrained(
             folder,

@@ -16,6 +16,7 @@ SIZES = Pi0Sizes(
     vocabulary=64,
     num_prompt_tokens=6,
     horizon=5,
+    has_float64_times=False,  # as transformers
 )
 
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from dovetail.policies.vla.checkpoints.keys import parameter_sources
 from dovetail.policies.vla.checkpoints.transformers_folder import KEYS
-from dovetail.policies.vla.pi0_network import Pi0Network
+from dovetail.policies.vla.paligemma_network import PaliGemmaNetwork
 from dovetail.policies.vla.sampler import Inputs
 from dovetail.policies.vla.sizes import GemmaSizes, Pi0Sizes
 
@@ -19,7 +19,7 @@ __all__ = ["StockPi0", "stock_config"]
 class StockPi0:
     """Needs transformers with `PI0ForConditionalGeneration` and its present names of weights."""
 
-    def __init__(self, network: Pi0Network) -> None:
+    def __init__(self, network: PaliGemmaNetwork) -> None:
         from transformers import PI0ForConditionalGeneration
 
         self._sizes = network.sizes
@@ -103,7 +103,7 @@ def _gemma(of: GemmaSizes, sizes: Pi0Sizes) -> dict[str, Any]:
     }
 
 
-def _copy_weights(network: Pi0Network, theirs: dict[str, Any]) -> None:
+def _copy_weights(network: PaliGemmaNetwork, theirs: dict[str, Any]) -> None:
     ours = dict(network.named_parameters())
     for name, keys in parameter_sources(network.sizes, KEYS).items():
         first = 0

@@ -47,7 +47,7 @@ BENCHES: Mapping[str, Entry] = MappingProxyType(
         "images": Entry("dovetail.bench.images", "size, quality and speed of the codecs for recorded images"),
         "vla": Entry(
             "dovetail.bench.vla",
-            "time of a chunk of pi0 (next to stock transformers) and smolvla; full size on a GPU",
+            "time of a chunk of pi0 (next to stock transformers), pi05 and smolvla; full size on a GPU",
         ),
         "learn_speed": Entry("dovetail.bench.learn_speed", "updates per second, against the arithmetic alone"),
     }

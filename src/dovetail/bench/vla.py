@@ -1,8 +1,8 @@
-"""Time of one action chunk of pi0 with random weights, next to stock transformers in the same process, and of SmolVLA.
+"""Time of one action chunk of pi0 with random weights, next to stock transformers in the same process; of pi05 and SmolVLA.
 
-On a GPU: full size, bfloat16, three cameras of 224 x 224 pixels (SmolVLA: 512 x 512), 48 prompt tokens, 10 flow steps,
-chunks of 50. On a CPU: tiny models in float32. `python -m dovetail.bench.vla [--quick]` prints the rows as JSON lines and
-needs neither the CLI nor Ray.
+On a GPU: full size, bfloat16, three cameras of 224 x 224 pixels (SmolVLA: 512 x 512), 48 prompt tokens (pi05: 200), 10 flow
+steps, chunks of 50. On a CPU: tiny models in float32. `python -m dovetail.bench.vla [--quick]` prints the rows as JSON lines
+and needs neither the CLI nor Ray.
 """
 
 from __future__ import annotations
@@ -22,9 +22,11 @@ from dovetail.bench._vla_stock import StockPi0
 from dovetail.bench.rows import Row, at_most
 from dovetail.core.errors import one_line
 from dovetail.policies.vla.family import FlowNetwork
+from dovetail.policies.vla.paligemma_network import PaliGemmaNetwork
 from dovetail.policies.vla.pi0_network import Pi0Network
+from dovetail.policies.vla.pi05_network import Pi05Network
 from dovetail.policies.vla.sampler import Commitment, Inputs, Sampler, compiled_parts
-from dovetail.policies.vla.sizes import GemmaSizes, Pi0Sizes, SmolVLASizes, VisionSizes
+from dovetail.policies.vla.sizes import GemmaSizes, Pi0Sizes, Pi05Sizes, SmolVLASizes, VisionSizes
 from dovetail.policies.vla.smolvla_network import SmolVLANetwork
 
 __all__ = ["bench"]
@@ -32,13 +34,16 @@ __all__ = ["bench"]
 _AIM_MS, _GUIDED_AIM_MS, _WARMUP_AIM_S = 12.0, 25.0, 60.0
 _BUDGET_S = 300.0  # rows that have to compile are not started later than this
 _BASELINE = "stock transformers, eager"
+_CPU = torch.device("cpu")
 _FASTEST = "CUDA graph of kernels and compiled pieces"
 _TINY = Pi0Sizes(
     vision=VisionSizes(width=64, num_layers=2, num_heads=4, mlp_width=128, image_size=56),
     text=GemmaSizes(width=64, num_layers=4, num_heads=4, head_size=32, mlp_width=256),
     expert=GemmaSizes(width=32, num_layers=4, num_heads=4, head_size=32, mlp_width=128),
     vocabulary=256,
+    has_float64_times=False,  # as transformers
 )
+_TINY_PI05 = Pi05Sizes(vision=_TINY.vision, text=_TINY.text, expert=_TINY.expert, vocabulary=_TINY.vocabulary)
 _TINY_SMOLVLA = SmolVLASizes(
     vision=VisionSizes(width=64, num_layers=2, num_heads=4, mlp_width=128, image_size=64, patch_size=8, join=4),
     text=GemmaSizes(width=64, num_layers=4, num_heads=4, num_kv_heads=2, head_size=32, mlp_width=256),
@@ -53,13 +58,18 @@ def bench(*, quick: bool) -> Iterator[Row]:
         yield from _GpuBench(quick=quick).rows()
     else:
         yield from _cpu_rows(num=3 if quick else 20)
-        yield _cpu_smolvla_row(num=3 if quick else 20)
 
 
 def _cpu_rows(num: int) -> Iterator[Row]:
-    network = make_network(_TINY, device=torch.device("cpu"), dtype=torch.float32)
-    inputs = make_inputs(_TINY, device=torch.device("cpu"), dtype=torch.float32)
-    sampler = Sampler(network, num_steps=_TINY.num_flow_steps)
+    others: dict[str, FlowNetwork] = {
+        "pi05": make_network(_TINY_PI05, device=_CPU, dtype=torch.float32),
+        "smolvla": make_network(_TINY_SMOLVLA, device=_CPU, dtype=torch.float32),
+    }
+    for name, other in others.items():
+        sampler, inputs = _tiny(other)
+        yield _row(f"CPU, tiny {name}: ours, eager", _times_ms(partial(sampler, inputs), num))
+    network = make_network(_TINY, device=_CPU, dtype=torch.float32)
+    sampler, inputs = _tiny(network)
     ours = _times_ms(lambda: sampler(inputs), num)
     try:
         stock = StockPi0(network)
@@ -74,17 +84,19 @@ def _cpu_rows(num: int) -> Iterator[Row]:
     yield _difference("CPU, tiny pi0: ours against stock", sampler(inputs), stock(inputs))
 
 
-def _cpu_smolvla_row(num: int) -> Row:
-    network = make_network(_TINY_SMOLVLA, device=torch.device("cpu"), dtype=torch.float32)
-    inputs = make_inputs(_TINY_SMOLVLA, device=torch.device("cpu"), dtype=torch.float32)
-    sampler = Sampler(network, num_steps=_TINY_SMOLVLA.num_flow_steps)
-    return _row("CPU, tiny smolvla: ours, eager", _times_ms(lambda: sampler(inputs), num))
+def _tiny(network: FlowNetwork) -> tuple[Sampler, Inputs]:
+    inputs = make_inputs(network.sizes, device=_CPU, dtype=torch.float32)
+    return Sampler(network, num_steps=network.sizes.num_flow_steps), inputs
 
 
 class _GpuBench:
     def __init__(self, *, quick: bool) -> None:
         self._quick, self._num, self._start_s = quick, 10 if quick else 50, time.perf_counter()
-        self._sizes, self._device, self._dtype = Pi0Sizes(), torch.device("cuda"), torch.bfloat16
+        self._sizes, self._device, self._dtype = (
+            Pi0Sizes(has_float64_times=False),
+            torch.device("cuda"),
+            torch.bfloat16,
+        )
 
     def rows(self) -> Iterator[Row]:
         version = ".".join(torch.__version__.split("+")[0].split(".")[:2])
@@ -95,6 +107,7 @@ class _GpuBench:
         parts: list[tuple[str, Callable[[], Iterator[Row]]]] = [
             ("ours", lambda: self._ours(network, inputs)),
             ("stock transformers", lambda: self._stock(network, inputs)),
+            ("pi05, ours", self._pi05),
             ("smolvla", self._smolvla),
         ]
         if not self._quick:
@@ -114,16 +127,21 @@ class _GpuBench:
         yield Row(name="whole bench", value=time.perf_counter() - self._start_s, unit="s")
         yield Row(name="peak GPU memory", value=torch.cuda.max_memory_allocated() / 2**30, unit="GiB")
 
-    def _ours(self, network: Pi0Network, inputs: Inputs) -> Iterator[Row]:
+    def _pi05(self) -> Iterator[Row]:
+        network = make_network(Pi05Sizes(), device=self._device, dtype=self._dtype)
+        inputs = make_inputs(network.sizes, device=self._device, dtype=self._dtype)
+        yield from self._ours(network, inputs, who="pi05, ours")
+
+    def _ours(self, network: PaliGemmaNetwork, inputs: Inputs, *, who: str = "ours") -> Iterator[Row]:
         num_steps = self._sizes.num_flow_steps
         eager = Sampler(network, num_steps=num_steps)
         expected = eager(inputs)
-        yield _row("ours, eager", _times_ms(lambda: eager(inputs), self._num))
+        yield _row(f"{who}, eager", _times_ms(lambda: eager(inputs), self._num))
         graph = Sampler(network, num_steps=num_steps, graph=True)
-        yield from self._warmed_up("ours, CUDA graph", graph, inputs)
-        yield _row("ours, CUDA graph", _times_ms(lambda: graph(inputs), self._num))
+        yield from self._warmed_up(f"{who}, CUDA graph", graph, inputs)
+        yield _row(f"{who}, CUDA graph", _times_ms(lambda: graph(inputs), self._num))
         parts = compiled_parts(network)
-        name = f"ours, {_FASTEST}"
+        name = f"{who}, {_FASTEST}"
         both = Sampler(network, num_steps=num_steps, parts=parts, graph=True)
         yield from self._warmed_up(name, both, inputs, aim=_WARMUP_AIM_S)
         times = _times_ms(lambda: both(inputs), self._num)
@@ -133,10 +151,10 @@ class _GpuBench:
         step = (statistics.median(times) - with_one) / (num_steps - 1)
         yield Row(name=f"{name}: prefix", value=with_one - step, unit="ms")
         yield Row(name=f"{name}: one step", value=step, unit="ms")
-        yield _difference("ours, CUDA graph against eager", graph(inputs), expected)
+        yield _difference(f"{who}, CUDA graph against eager", graph(inputs), expected)
         yield _difference(f"{name} against eager", both(inputs), expected)
 
-    def _guided(self, network: Pi0Network, inputs: Inputs) -> Iterator[Row]:
+    def _guided(self, network: PaliGemmaNetwork, inputs: Inputs) -> Iterator[Row]:
         num_steps = self._sizes.num_flow_steps
         commitment = _first_actions(inputs)
         eager = Sampler(network, num_steps=num_steps)
@@ -149,7 +167,7 @@ class _GpuBench:
             yield _row(name, times, aim=_GUIDED_AIM_MS)
             yield _difference(f"{name} against eager", sampler(inputs, commitment), eager(inputs, commitment))
 
-    def _batch(self, network: Pi0Network, batch: int) -> Iterator[Row]:
+    def _batch(self, network: PaliGemmaNetwork, batch: int) -> Iterator[Row]:
         inputs = make_inputs(self._sizes, device=self._device, dtype=self._dtype, batch=batch)
         name = f"ours, batch {batch}, {_FASTEST}"
         parts = compiled_parts(network)
@@ -157,13 +175,13 @@ class _GpuBench:
         yield from self._warmed_up(name, sampler, inputs)
         yield _row(name, _times_ms(lambda: sampler(inputs), self._num))
 
-    def _stock(self, network: Pi0Network, inputs: Inputs) -> Iterator[Row]:
+    def _stock(self, network: PaliGemmaNetwork, inputs: Inputs) -> Iterator[Row]:
         stock = StockPi0(network)
         yield _row(_BASELINE, _times_ms(lambda: stock(inputs), max(self._num // 5, 3)))
         ours = Sampler(network, num_steps=self._sizes.num_flow_steps)(inputs)
         yield _difference("ours, eager, against stock", ours, stock(inputs))
 
-    def _stock_compiled(self, network: Pi0Network, inputs: Inputs) -> Iterator[Row]:
+    def _stock_compiled(self, network: PaliGemmaNetwork, inputs: Inputs) -> Iterator[Row]:
         stock = StockPi0(network)
         start_s = time.perf_counter()
         stock.compile()
@@ -222,15 +240,19 @@ def _first_actions(inputs: Inputs) -> Commitment:
 
 
 @overload
-def make_network(sizes: Pi0Sizes, *, device: torch.device, dtype: torch.dtype) -> Pi0Network: ...
+def make_network(sizes: Pi0Sizes, *, device: torch.device, dtype: torch.dtype) -> PaliGemmaNetwork: ...
 @overload
 def make_network(sizes: SmolVLASizes, *, device: torch.device, dtype: torch.dtype) -> SmolVLANetwork: ...
 def make_network(
     sizes: Pi0Sizes | SmolVLASizes, *, device: torch.device, dtype: torch.dtype
-) -> Pi0Network | SmolVLANetwork:
-    """Random weights, made on the device."""
+) -> PaliGemmaNetwork | SmolVLANetwork:
+    """Random weights of the model that has such sizes, made on the device."""
+    network: PaliGemmaNetwork | SmolVLANetwork
     with torch.device("meta"):
-        network = Pi0Network(sizes) if isinstance(sizes, Pi0Sizes) else SmolVLANetwork(sizes)
+        if isinstance(sizes, SmolVLASizes):
+            network = SmolVLANetwork(sizes)
+        else:
+            network = Pi05Network(sizes) if isinstance(sizes, Pi05Sizes) else Pi0Network(sizes)
     network = network.to(dtype).to_empty(device=device).requires_grad_(False).eval()
     for parameter in network.parameters():
         parameter.normal_(0.0, parameter.shape[-1] ** -0.5 if parameter.ndim > 1 else 0.02)

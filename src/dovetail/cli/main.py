@@ -26,6 +26,7 @@ from dovetail.cli import (
     episodes,
     inspect,
     label,
+    policy,
     robot,
     run,
     serve,
@@ -55,6 +56,7 @@ serve.register(app)
 robot.register(app)
 emulate.register(app)
 encoder.register(app)
+policy.register(app)
 bench.register(app)
 trust.register(app)
 

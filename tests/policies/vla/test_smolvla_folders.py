@@ -12,6 +12,7 @@ from safetensors.torch import load_file, save_file
 
 from dovetail.core.errors import CheckpointError, UsageError
 from dovetail.policies.vla.checkpoints.folder import open_checkpoint
+from dovetail.policies.vla.checkpoints.lerobot_writer import write_lerobot as write_lerobot_folder
 from dovetail.policies.vla.families.pi0 import PI0
 from dovetail.policies.vla.families.smolvla import SMOLVLA
 from support.pi0_folders import edit_json, write_lerobot
@@ -89,6 +90,23 @@ def test_cameras_without_images_in_their_name_are_found_by_their_type(folder):
     features = {"observation.image2": camera, "observation.state": state, "observation.image": camera}
     edit_json(folder / "config.json", input_features=features)
     assert open_checkpoint(folder).cameras == ("image2", "image")
+
+
+def test_written_folder_has_the_same_weights_statistics_and_settings(folder, tmp_path):
+    edit_json(folder / "config.json", empty_cameras=1, self_attn_every_n_layers=2)
+    before = open_checkpoint(folder)
+    write_lerobot_folder(tmp_path / "new", before, changed={"state_in.bias": torch.full((48,), 7.0)})
+    after = open_checkpoint(tmp_path / "new", SMOLVLA)
+    assert after.sizes == before.sizes and after.cameras == before.cameras and after.max_absent_cameras == 1
+    assert np.array_equal(after.state.scale, before.state.scale) and np.array_equal(
+        after.action.shift, before.action.shift
+    )
+    assert {path.name for path in folder.iterdir()} == {path.name for path in (tmp_path / "new").iterdir()}
+    old, new = load_file(folder / "model.safetensors"), load_file(tmp_path / "new" / "model.safetensors")
+    assert old.keys() == new.keys()  # also the head, which acting does not use
+    for key, value in new.items():
+        expected = torch.full((48,), 7.0) if key == "model.state_proj.bias" else old[key]
+        assert torch.equal(value, expected), key
 
 
 # ---- refusals

@@ -1,4 +1,4 @@
-"""The real `lerobot` package loads SmolVLA weights that went through our network, and acts as ours does.
+"""The real `lerobot` package loads a SmolVLA folder that ours wrote, and acts as ours does.
 
 `scripts/lerobot-env` makes its environment the first time, which takes minutes and the network; LEROBOT_ENV sets where
 else one is.
@@ -13,12 +13,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
 from dovetail.core.prompts import encode_prompt
 from dovetail.core.specs import ArraySpec, RobotSpec
 from dovetail.core.types import ActContext
 from dovetail.policies.vla.checkpoints.folder import open_checkpoint
+from dovetail.policies.vla.checkpoints.lerobot_writer import write_lerobot
 from dovetail.policies.vla.settings import SmolVLAConfig
 from dovetail.policies.vla.smolvla_policy import SmolVLAPolicy
 from support import SUPPORT
@@ -54,25 +55,20 @@ def run_lerobot(*arguments):
     assert done.returncode == 0, done.stderr[-4000:]
 
 
-def change_weights(folder):
-    """Change each parameter of our network, and put it back under its published names."""
-    checkpoint = open_checkpoint(folder)
-    parameters = dict(checkpoint.load(device=torch.device("cpu"), dtype=torch.float32).named_parameters())
-    weights = load_file(folder / "model.safetensors")
-    for ours, keys in checkpoint.layout.sources.items():
-        changed = parameters[ours] + 0.02 * torch.from_numpy(
-            hashed(f"change of {ours}", tuple(parameters[ours].shape))
-        )
-        pieces = changed.split([len(weights[key]) for key in keys])
-        weights |= {key: piece.contiguous().clone() for key, piece in zip(keys, pieces, strict=True)}
-    save_file(weights, folder / "model.safetensors")
+def write_changed(source, folder):
+    """Write a folder in which every parameter of our network differs from the source's."""
+    checkpoint = open_checkpoint(source)
+    network = checkpoint.load(device=torch.device("cpu"), dtype=torch.float32)
+    changed = {
+        name: parameter + 0.02 * torch.from_numpy(hashed(f"change of {name}", tuple(parameter.shape)))
+        for name, parameter in network.named_parameters()
+    }
+    write_lerobot(folder, checkpoint, changed=changed)
 
 
-def test_weights_of_our_network_act_the_same_in_the_real_package(tmp_path):
-    folder = write_smolvla(tmp_path / "folder")
-    original = load_file(folder / "model.safetensors")["model.state_proj.weight"]
-    change_weights(folder)
-    assert not torch.equal(load_file(folder / "model.safetensors")["model.state_proj.weight"], original)
+def test_folder_that_ours_wrote_acts_the_same_in_the_real_package(tmp_path):
+    folder = tmp_path / "folder"
+    write_changed(write_smolvla(tmp_path / "source"), folder)
     run_lerobot("act", folder, tmp_path / "out.safetensors")
     theirs = load_file(tmp_path / "out.safetensors")["actions"].numpy()
     config = SmolVLAConfig(checkpoint=str(folder), images={"top": "top", "wrist": "wrist"}, device="cpu")

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from dovetail.core.types import Array
 
-__all__ = ["Family", "FlowNetwork", "Format", "Layout", "PrepareImages", "Sizes"]
+__all__ = ["Export", "Family", "FlowNetwork", "Format", "Layout", "PrepareImages", "Sizes"]
 
 Format = Literal["LeRobot", "transformers", "openpi"]  # of a folder
 
@@ -82,6 +82,17 @@ class Layout:
     is_unused: Callable[[str], bool]  # tensors that are not needed
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Export:
+    """What a LeRobot folder of a checkpoint has."""
+
+    sources: Mapping[str, tuple[str, ...]]  # as in Layout, with LeRobot's names
+    more: Mapping[str, Tensor]  # tensors that acting does not use and LeRobot's network has
+    copies: Mapping[str, str]  # such tensors that equal another one: its name
+    steps: tuple[str, ...]  # names of the steps of the preprocessor
+    config: Mapping[str, Any]  # the family's own entries of config.json
+
+
 class PrepareImages(Protocol):
     def __call__(self, frames: Array, *, size: int, with_pil: bool, device: torch.device) -> Tensor:
         """uint8 [B, H, W, 3] to float32 [B, 3, size, size] in [-1, 1]."""
@@ -110,5 +121,7 @@ class Family:
     prepare_images: PrepareImages
     cameras: tuple[str, ...]
     """In folders that do not name them."""
+    export: Callable[[Any], Export]
+    """How a Checkpoint is written as a LeRobot folder."""
     masks_any_camera: bool = True
     """Whether any camera may be absent. Otherwise, as many as `empty_cameras` in LeRobot's config.json."""

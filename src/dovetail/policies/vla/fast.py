@@ -1,4 +1,4 @@
-"""pi0 on a GPU: the same computation as `Pi0Network`, in fewer kernels.
+"""pi0 and pi0.5 on a GPU: the same computation as their networks, in fewer kernels.
 
     parts = fast_parts(network)
     sampler = Sampler(network, num_steps=10, parts=parts, graph=True)
@@ -21,22 +21,29 @@ from torch import Tensor
 from torch.nn import functional
 
 from dovetail.policies.vla import kernels
-from dovetail.policies.vla.pi0_network import Pi0Network, Prefix, layers_of
+from dovetail.policies.vla.paligemma_network import PaliGemmaNetwork, Prefix, layers_of
+from dovetail.policies.vla.pi0_network import Pi0Network
 from dovetail.policies.vla.sampler import Inputs, Parts
 from dovetail.policies.vla.transformers import GemmaLayer, Rotation, VisionLayer, VisionTower, rotation
 
-__all__ = ["FastPi0", "fast_parts"]
+__all__ = ["FastPaliGemma", "fast_parts"]
 
 _Call = TypeVar("_Call", bound=Callable[..., Any])
 _KEY_SPLITS = 7  # parts of the keys that few tokens attend to
 _SUM_SPLITS = 8  # parts of the summed axis of a product
 
 
-def fast_parts(network: Pi0Network) -> Parts:
+def fast_parts(network: PaliGemmaNetwork) -> Parts:
     """Raises ImportError without Triton."""
-    fast = FastPi0(network)
+    fast = FastPaliGemma(network)
     velocity = torch.compile(network.velocity, dynamic=False, fullgraph=True)  # for guidance and large batches
     return Parts(fast.prefix, velocity, fast.sample)
+
+
+class _Change(NamedTuple):
+    scale: Tensor
+    shift: Tensor | None = None
+    gate: Tensor | None = None
 
 
 class _Where(NamedTuple):
@@ -59,10 +66,10 @@ class _Read(NamedTuple):
     num_prefix: int
 
 
-class FastPi0:
+class FastPaliGemma:
     """`prefix` of a network with one key head, and whole chunks."""
 
-    def __init__(self, network: Pi0Network) -> None:
+    def __init__(self, network: PaliGemmaNetwork) -> None:
         if network.sizes.text.num_kv_heads != 1:
             raise ValueError(f"the kernels need one key head, got {network.sizes.text.num_kv_heads}")
         self._network, self._sizes = network, network.sizes
@@ -75,29 +82,33 @@ class FastPi0:
     def prefix(
         self, images: Tensor, camera_mask: Tensor, tokens: Tensor, token_mask: Tensor, state: Tensor
     ) -> Prefix:
-        """See Pi0Network.prefix."""
+        """See FlowNetwork.prefix."""
         read = self._read(images, camera_mask, tokens, token_mask)
-        self._pass(self._state_token(state), read, read.where.of(0, 1), num_keys=read.num_prefix + 1)
+        num = self._network.num_state_tokens
+        if num:
+            self._pass(self._state_token(state), read, read.where.of(0, 1), num_keys=read.num_prefix + 1)
         keys, values = ([one[:, None] for one in all_] for all_ in (read.keys, read.values))
-        return Prefix(keys, values, read.bias[:, None, None], read.where.of(1, None))
+        return Prefix(keys, values, read.bias[:, None, None], read.where.of(num, None))
 
     def sample(self, inputs: Inputs, times: Tensor) -> Tensor:
-        """Chunks without guidance; `times` [N, W] comes from Pi0Network.embed_times."""
+        """Chunks without guidance; `times` [N, ...] comes from FlowNetwork.embed_times."""
         x, num = inputs.noise, len(times)
         read = self._read(*inputs[:4])
-        num_keys, actions = read.bias.shape[1], read.where.of(1, None)
+        num_state = self._network.num_state_tokens
+        num_keys, actions = read.bias.shape[1], read.where.of(num_state, None)
         for step in range(num):
-            tokens = self._actions_in(self._network, x, times[step : step + 1])
-            if step == 0:  # the state token is the same in each step
+            time = times[step : step + 1]
+            tokens = self._actions_in(self._network, x, time)
+            if step == 0 and num_state:  # the state token is the same in each step
                 tokens = torch.cat((self._state_token(inputs.state), tokens), dim=1)
                 tokens = self._pass(tokens, read, read.where.of(0, None), num_keys=num_keys, has_state=True)[:, 1:]
             else:
-                tokens = self._pass(tokens, read, actions, num_keys=num_keys)
-            x = self._actions_out(self._network, x, tokens, num)
+                tokens = self._pass(tokens, read, actions, num_keys=num_keys, time=time)
+            x = self._actions_out(self._network, x, tokens, time, num)
         return x
 
     def _state_token(self, state: Tensor) -> Tensor:
-        token: Tensor = self._network.state_in(state.to(self._network.dtype))
+        token: Tensor = cast(Pi0Network, self._network).state_in(state.to(self._network.dtype))
         return token[:, None].float()
 
     def _read(self, images: Tensor, camera_mask: Tensor, tokens: Tensor, token_mask: Tensor) -> _Read:
@@ -122,9 +133,18 @@ class FastPi0:
                 self._last(here, following, x, attended, where, *places)
         return _Read(keys, values, bias, after, num_prefix)
 
-    def _pass(self, x: Tensor, read: _Read, where: Rotation, *, num_keys: int, has_state: bool = False) -> Tensor:
+    def _pass(
+        self,
+        x: Tensor,
+        read: _Read,
+        where: Rotation,
+        *,
+        num_keys: int,
+        has_state: bool = False,
+        time: Tensor | None = None,
+    ) -> Tensor:
         """Pass the last tokens before `num_keys`, x [B, N, W], float32, through the expert, in place. `has_state`: the first
-        is the state, which does not attend to the others."""
+        is the state, which does not attend to the others. `time` may change the layers; it is the same for all rows."""
         num_batch, num_tokens, width = x.shape
         sizes = self._sizes.expert
         flat = x.view(-1, width)
@@ -133,10 +153,10 @@ class FastPi0:
         q = like.new_empty((num_batch, num_tokens * sizes.num_heads, sizes.head_size))
         normal, hidden = like.new_empty(x.shape), like.new_empty((len(flat), sizes.mlp_width))
         early = {"num_early": sizes.num_heads, "early_keys": read.num_prefix + 1} if has_state else {}
-        for layer, own_keys, own_values in zip(
-            layers_of(self._network.expert_layers), read.keys, read.values, strict=True
-        ):
-            kernels.normalize(flat, layer.attention_norm.weight, normal)
+        layers = zip(layers_of(self._network.expert_layers), read.keys, read.values, strict=True)
+        for index, (layer, own_keys, own_values) in enumerate(layers):
+            attention, mlp = self._changes(layer, time, index)
+            kernels.normalize(flat, attention.scale, normal, shift=attention.shift)
             kernels.project_qkv(
                 normal, layer.qkv.weight, cos, sin, q, own_keys, own_values, first=num_keys - num_tokens
             )
@@ -144,12 +164,25 @@ class FastPi0:
                 q, own_keys, own_values, read.bias, num_keys=num_keys, num_splits=_KEY_SPLITS, **early
             )
             kernels.add_product(
-                flat, attended.view(len(flat), -1), layer.attention_out.weight, num_splits=_SUM_SPLITS
+                flat,
+                attended.view(len(flat), -1),
+                layer.attention_out.weight,
+                num_splits=_SUM_SPLITS,
+                gate=attention.gate,
             )
-            kernels.normalize(flat, layer.mlp_norm.weight, normal)
+            kernels.normalize(flat, mlp.scale, normal, shift=mlp.shift)
             kernels.gated_mlp(normal.view(len(flat), -1), layer.gate_up.weight, hidden)
-            kernels.add_product(flat, hidden, layer.down.weight, num_splits=_SUM_SPLITS)
+            kernels.add_product(flat, hidden, layer.down.weight, num_splits=_SUM_SPLITS, gate=mlp.gate)
         return x
+
+    def _changes(self, layer: GemmaLayer, time: Tensor | None, index: int) -> tuple[_Change, _Change]:
+        """Scale, shift and gate [W] of both norms. Norms with a scale of their own have neither shift nor gate."""
+        modulation = None if time is None else self._network.modulation(time, index)
+        if modulation is None:
+            scales = layer.attention_norm.weight, layer.mlp_norm.weight
+            return _Change(cast(Tensor, scales[0])), _Change(cast(Tensor, scales[1]))
+        attention, mlp = (_Change(*(part.view(-1) for part in of)) for of in modulation)
+        return attention, mlp
 
 
 # ---- pieces that torch compiles
@@ -174,7 +207,7 @@ def _vision_end(tower: VisionTower, x: Tensor, num_batch: int) -> Tensor:
 
 
 def _embed(
-    network: Pi0Network, of_images: Tensor, camera_mask: Tensor, tokens: Tensor, token_mask: Tensor
+    network: PaliGemmaNetwork, of_images: Tensor, camera_mask: Tensor, tokens: Tensor, token_mask: Tensor
 ) -> tuple[Tensor, Tensor, Rotation, _Where]:
     """Tokens [B, P, W], the bias of all keys [B, T], and the rotations of the prefix and of what follows."""
     sizes = network.sizes
@@ -182,9 +215,10 @@ def _embed(
     mask = torch.cat((camera_mask.repeat_interleave(sizes.vision.num_patches, dim=1), token_mask), dim=1)
     bias = torch.zeros_like(mask, dtype=torch.float32).masked_fill(~mask, -math.inf)
     num_valid, size = mask.sum(1, keepdim=True), sizes.text.head_size
-    positions = num_valid + torch.arange(1 + sizes.horizon, device=x.device)
+    num_more = network.num_state_tokens + sizes.horizon
+    positions = num_valid + torch.arange(num_more, device=x.device)
     where = rotation(mask.cumsum(1) - 1, head_size=size)
-    return x, functional.pad(bias, (0, 1 + sizes.horizon)), where, _Where(rotation(positions, head_size=size))
+    return x, functional.pad(bias, (0, num_more)), where, _Where(rotation(positions, head_size=size))
 
 
 def _first(layer: GemmaLayer, x: Tensor, where: Rotation, keys: Tensor, values: Tensor) -> Tensor:
@@ -224,10 +258,10 @@ def _last(
     values[:, : x.shape[1]] = v[:, 0]
 
 
-def _actions_in(network: Pi0Network, x: Tensor, time: Tensor) -> Tensor:
+def _actions_in(network: PaliGemmaNetwork, x: Tensor, time: Tensor) -> Tensor:
     return network.action_tokens(x, time).float()
 
 
-def _actions_out(network: Pi0Network, x: Tensor, tokens: Tensor, num_steps: int) -> Tensor:
+def _actions_out(network: PaliGemmaNetwork, x: Tensor, tokens: Tensor, time: Tensor, num_steps: int) -> Tensor:
     """The actions after one of `num_steps` steps."""
-    return x - network.action_velocity(tokens.to(network.dtype)) / num_steps
+    return x - network.action_velocity(tokens.to(network.dtype), time) / num_steps

@@ -38,9 +38,12 @@ FEW: dict[str, Any] = {"BLOCK_ROWS": 32, "BLOCK_KEYS": 128, "num_warps": 4, "num
 MANY: dict[str, Any] = {"BLOCK_ROWS": 64, "BLOCK_KEYS": 64, "num_warps": 4, "num_stages": 2}
 
 
-def normalize(x: Tensor, scale: Tensor, out: Tensor) -> None:
-    """Gemma's RMSNorm: tokens x [M, W], float32, to `out` [M, W]."""
-    _normalize[(len(x),)](x, scale, out, WIDTH=x.shape[1], EPSILON=_EPSILON, num_warps=4, **_overlap())
+def normalize(x: Tensor, scale: Tensor, out: Tensor, *, shift: Tensor | None = None) -> None:
+    """Gemma's RMSNorm: tokens x [M, W], float32, to `out` [M, W], with a scale and a shift [W]."""
+    _normalize[(len(x),)](
+        x, scale, scale if shift is None else shift, out,
+        WIDTH=x.shape[1], EPSILON=_EPSILON, HAS_SHIFT=shift is not None, num_warps=4, **_overlap(),
+    )  # fmt: skip
 
 
 def project_qkv(
@@ -107,14 +110,14 @@ def gated_mlp(x: Tensor, weight: Tensor, out: Tensor) -> None:
     )  # fmt: skip
 
 
-def add_product(x: Tensor, a: Tensor, weight: Tensor, *, num_splits: int) -> None:
-    """x [M, N] += a [M, K] @ weight [N, K]^T. K is divided over `num_splits` programs."""
+def add_product(x: Tensor, a: Tensor, weight: Tensor, *, num_splits: int, gate: Tensor | None = None) -> None:
+    """x [M, N] += gate [N] * (a [M, K] @ weight [N, K]^T). K is divided over `num_splits` programs."""
     num_tokens, size = a.shape
     block_m, per_split = _block_m(num_tokens), size // num_splits
     block_n = min(ADD["BLOCK_N"], x.shape[1])
     _add_product[(x.shape[1] // block_n, num_splits, triton.cdiv(num_tokens, block_m))](
-        x, a, weight, num_tokens, x.shape[1], size,
-        PER_SPLIT=per_split, BLOCK_M=block_m, **{**_fitted(ADD, per_split), "BLOCK_N": block_n},
+        x, a, weight, weight if gate is None else gate, num_tokens, x.shape[1], size,
+        HAS_GATE=gate is not None, PER_SPLIT=per_split, BLOCK_M=block_m, **{**_fitted(ADD, per_split), "BLOCK_N": block_n},
     )  # fmt: skip
 
 
@@ -136,7 +139,10 @@ def _block_m(num_tokens: int) -> int:
 
 
 @triton.jit
-def _normalize(x, scale, out, WIDTH: tl.constexpr, EPSILON: tl.constexpr, OVERLAP: tl.constexpr):
+def _normalize(
+    x, scale, shift, out,
+    WIDTH: tl.constexpr, EPSILON: tl.constexpr, HAS_SHIFT: tl.constexpr, OVERLAP: tl.constexpr,
+):  # fmt: skip
     at = tl.arange(0, WIDTH)
     row = tl.program_id(0) * WIDTH
     if OVERLAP:
@@ -145,6 +151,8 @@ def _normalize(x, scale, out, WIDTH: tl.constexpr, EPSILON: tl.constexpr, OVERLA
     xs = tl.load(x + row + at)
     factor = tl.rsqrt(tl.sum(xs * xs) / WIDTH + EPSILON)
     ys = xs * factor * (1.0 + tl.load(scale + at).to(tl.float32))
+    if HAS_SHIFT:
+        ys += tl.load(shift + at).to(tl.float32)
     tl.store(out + row + at, ys.to(out.dtype.element_ty))
 
 
@@ -280,8 +288,8 @@ def _gated_mlp(
 
 @triton.jit
 def _add_product(
-    x, a, weight, num_tokens, num_out, size,
-    PER_SPLIT: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+    x, a, weight, gate, num_tokens, num_out, size,
+    HAS_GATE: tl.constexpr, PER_SPLIT: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):  # fmt: skip
     tokens = tl.program_id(2) * BLOCK_M + tl.arange(0, BLOCK_M)
@@ -297,4 +305,6 @@ def _add_product(
     for k in range(0, PER_SPLIT, BLOCK_K):
         left = tl.load(a_at + k, mask=valid[:, None], other=0.0)
         acc = tl.dot(left, tl.trans(tl.load(w_at + k)), acc)
+    if HAS_GATE:
+        acc *= tl.load(gate + columns).to(tl.float32)[None, :]
     tl.atomic_add(x + tokens[:, None] * num_out + columns[None, :], acc, mask=valid[:, None], sem="relaxed")

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from dovetail.policies.vla.sizes import GemmaSizes
-from dovetail.policies.vla.transformers import GemmaLayer, RMSNorm, Rotation, heads_as_rows, rotate
+from dovetail.policies.vla.transformers import GemmaLayer, Modulation, RMSNorm, Rotation, heads_as_rows, rotate
 
 __all__ = ["CrossLayer", "LlamaLayer", "LlamaNorm"]
 
@@ -15,13 +15,15 @@ _EPSILON = 1e-5
 
 
 class LlamaNorm(RMSNorm):
-    """In float32, then scaled by the weight."""
+    """In float32, then scaled by the weight. It is never modulated."""
+
+    weight: nn.Parameter
 
     def __init__(self, width: int) -> None:
         super().__init__(width)
         nn.init.ones_(self.weight)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, modulation: Modulation | None = None) -> Tensor:
         y = x.float()
         return (y * torch.rsqrt(y.square().mean(-1, keepdim=True) + _EPSILON)).to(x.dtype) * self.weight
 

@@ -7,7 +7,7 @@ directions. Ranges go to -1..1; an empty range is replaced by the epsilon (LeRob
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -35,6 +35,8 @@ class Normalization:
     first: float = 0.0
     """What `shift` becomes. Ranges begin at -1; their middle cannot be the shift, because float32 has no middle of an empty
     range that was widened by 1e-8."""
+    mode: str = "IDENTITY"
+    statistics: Mapping[str, Array] = field(default_factory=dict)  # that it was made of
 
     @property
     def size(self) -> int:
@@ -56,17 +58,21 @@ class Normalization:
         """Raise CheckpointError for an unknown mode, or statistics that are missing or invalid. `name` is for messages."""
         first, second = _of_mode(mode, statistics, name=name)
         if mode == "MEAN_STD":
-            return Normalization(shift=first, scale=second + np.float32(epsilon), back_scale=second)
-        width = second - first
-        return _range(first, np.where(width == 0.0, np.float32(epsilon), width))
+            found = Normalization(shift=first, scale=second + np.float32(epsilon), back_scale=second)
+        else:
+            width = second - first
+            found = _range(first, np.where(width == 0.0, np.float32(epsilon), width))
+        return replace(found, mode=mode, statistics=dict(zip(MODES[mode], (first, second), strict=True)))
 
     @staticmethod
     def openpi(mode: str, statistics: Mapping[str, Array], *, name: str) -> Normalization:
         first, second = _of_mode(mode, statistics, name=name)
         if mode == "MEAN_STD":
             scale = second + np.float32(1e-6)
-            return Normalization(shift=first, scale=scale, back_scale=scale)
-        return _range(first, second - first + np.float32(1e-6))
+            found = Normalization(shift=first, scale=scale, back_scale=scale)
+        else:
+            found = _range(first, second - first + np.float32(1e-6))
+        return replace(found, mode=mode, statistics=dict(zip(MODES[mode], (first, second), strict=True)))
 
 
 def _range(low: Array, width: Array) -> Normalization:

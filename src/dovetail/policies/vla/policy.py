@@ -111,7 +111,9 @@ class VlaPolicy:
     def _setup(self) -> _Setup:
         config = self._config
         stats = None if config.stats is None else Path(config.stats).expanduser()
-        checkpoint = open_checkpoint(Path(config.checkpoint).expanduser(), self.family, stats=stats)
+        adapter = None if config.adapter is None else Path(config.adapter).expanduser()
+        folder = Path(config.checkpoint).expanduser()
+        checkpoint = open_checkpoint(folder, self.family, stats=stats, adapter=adapter)
         state, action = checkpoint.state, checkpoint.action
         if state is None or action is None:
             raise SpecMismatch(_no_statistics(checkpoint))

@@ -12,7 +12,7 @@ from torch import Tensor
 from dovetail.policies.flows.guidance import guided_velocity
 from dovetail.policies.settings import GuidanceConfig
 from dovetail.policies.vla.family import FlowNetwork
-from dovetail.policies.vla.pi0_network import Pi0Network
+from dovetail.policies.vla.paligemma_network import PaliGemmaNetwork
 
 __all__ = ["Commitment", "Inputs", "Parts", "Sampler", "compiled_parts"]
 
@@ -48,9 +48,9 @@ class Parts(NamedTuple):
 
 def compiled_parts(network: FlowNetwork) -> Parts:
     """They compile at their first call with each batch size, with and without gradients. With Triton and one key head, most
-    of pi0 are kernels of our own."""
+    of pi0 and pi0.5 are kernels of our own."""
     if (
-        isinstance(network, Pi0Network)
+        isinstance(network, PaliGemmaNetwork)
         and network.sizes.text.num_kv_heads == 1
         and find_spec("triton") is not None
     ):

@@ -10,7 +10,7 @@ from pydantic import Field
 from dovetail.config.model import Config
 from dovetail.policies.settings import GuidanceConfig
 
-__all__ = ["Pi0Config", "SmolVLAConfig", "VlaConfig"]
+__all__ = ["Pi0Config", "Pi05Config", "SmolVLAConfig", "VlaConfig"]
 
 
 class VlaConfig(Config):
@@ -35,6 +35,8 @@ class VlaConfig(Config):
     """File with statistics instead of those in the folder: LeRobot's stats.json or openpi's norm_stats.json."""
     tokenizer: str | None = None
     """The model's tokenizer.json, or a folder with it. Null: in the checkpoint's folder."""
+    adapter: str | None = None
+    """Folder of PEFT with LoRA, merged when the weights are read. Null: the one in the checkpoint's folder, if any."""
     device: str = Field(default="auto", pattern=r"^(cpu|auto|cuda(:\d+)?)$")
     """Where it computes. Auto: the first GPU, or the CPU if there is none."""
     precision: Literal["auto", "bfloat16", "float32"] = "auto"
@@ -50,6 +52,10 @@ class VlaConfig(Config):
 
 
 class Pi0Config(VlaConfig):
+    preferred_image_size: ClassVar[int] = 224  # PaliGemma's
+
+
+class Pi05Config(VlaConfig):
     preferred_image_size: ClassVar[int] = 224  # PaliGemma's
 
 

@@ -1,10 +1,11 @@
-"""Sizes of vision-language-action networks. The defaults are the published model; tests build small ones. No torch."""
+"""Sizes of vision-language-action networks. The defaults are the published models; tests build small ones. No torch."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import ClassVar
 
-__all__ = ["GemmaSizes", "Pi0Sizes", "SmolVLASizes", "VisionSizes"]
+__all__ = ["GemmaSizes", "Pi0Sizes", "Pi05Sizes", "SmolVLASizes", "VisionSizes"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +46,8 @@ class GemmaSizes:
 class Pi0Sizes:
     """The whole model. Text model and expert share heads and depth, because the expert attends to the text model's keys."""
 
+    is_adaptive: ClassVar[bool] = False  # time changes the expert's norms
+
     vision: VisionSizes = field(default_factory=VisionSizes)
     text: GemmaSizes = field(default_factory=GemmaSizes)
     expert: GemmaSizes = field(default_factory=lambda: GemmaSizes(width=1024, mlp_width=4096))
@@ -57,6 +60,7 @@ class Pi0Sizes:
     num_flow_steps: int = 10
     min_period: float = 4e-3  # of the time embedding
     max_period: float = 4.0
+    has_float64_times: bool = True  # transformers has float32, which rounds sines of angles up to 1600 by 1e-4
 
     def __post_init__(self) -> None:
         _check_expert(self.text, self.expert)
@@ -64,6 +68,13 @@ class Pi0Sizes:
     @property
     def image_size(self) -> int:
         return self.vision.image_size
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pi05Sizes(Pi0Sizes):
+    is_adaptive: ClassVar[bool] = True
+
+    num_prompt_tokens: int = 200
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

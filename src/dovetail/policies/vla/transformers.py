@@ -17,6 +17,8 @@ from dovetail.policies.vla.sizes import GemmaSizes, VisionSizes
 
 __all__ = [
     "GemmaLayer",
+    "LayerModulation",
+    "Modulation",
     "RMSNorm",
     "Rotation",
     "VisionLayer",
@@ -24,6 +26,7 @@ __all__ = [
     "append",
     "attend",
     "heads_as_rows",
+    "rms_norm",
     "rotate",
     "rotation",
 ]
@@ -109,17 +112,38 @@ def rotation(positions: Tensor, *, head_size: int) -> Rotation:
     return Rotation(angles.cos(), angles.sin())
 
 
+class Modulation(NamedTuple):
+    """How a condition changes a norm and what follows it, [B or 1, 1, W] each: x + gate f(norm(x) (1 + scale) + shift)."""
+
+    scale: Tensor
+    shift: Tensor
+    gate: Tensor
+
+
+class LayerModulation(NamedTuple):
+    attention: Modulation
+    mlp: Modulation
+
+
+def rms_norm(x: Tensor, scale: Tensor, shift: Tensor | None = None) -> Tensor:
+    """Gemma's: in float32, scaled by 1 + scale."""
+    y = x.float()
+    y = y * torch.rsqrt(y.square().mean(-1, keepdim=True) + _EPSILON) * (1.0 + scale.float())
+    return (y if shift is None else y + shift.float()).to(x.dtype)
+
+
 class RMSNorm(nn.Module):
-    """Gemma's: in float32, scaled by 1 + weight."""
+    """With a scale of its own, or with a modulation that comes from outside."""
 
-    def __init__(self, width: int) -> None:
+    def __init__(self, width: int, *, is_modulated: bool = False) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.zeros(width))
+        self.weight = None if is_modulated else nn.Parameter(torch.zeros(width))
 
-    def forward(self, x: Tensor) -> Tensor:
-        y = x.float()
-        y = y * torch.rsqrt(y.square().mean(-1, keepdim=True) + _EPSILON) * (1.0 + self.weight.float())
-        return y.to(x.dtype)
+    def forward(self, x: Tensor, modulation: Modulation | None = None) -> Tensor:
+        if self.weight is not None:
+            return rms_norm(x, self.weight)
+        assert modulation is not None, "this norm has no scale of its own"
+        return rms_norm(x, modulation.scale, modulation.shift)
 
 
 class GemmaLayer(nn.Module):
@@ -129,22 +153,25 @@ class GemmaLayer(nn.Module):
     x = layer.finish(x, attend(q, keys, values, bias))
     """
 
-    def __init__(self, sizes: GemmaSizes) -> None:
+    def __init__(self, sizes: GemmaSizes, *, is_modulated: bool = False) -> None:
         super().__init__()
         self._num_kv_heads, self._head_size = sizes.num_kv_heads, sizes.head_size
         self._q_size = sizes.num_heads * sizes.head_size
         kv_size = sizes.num_kv_heads * sizes.head_size
-        self.attention_norm = RMSNorm(sizes.width)
+        self.attention_norm = RMSNorm(sizes.width, is_modulated=is_modulated)
         self.qkv = nn.Linear(sizes.width, self._q_size + 2 * kv_size, bias=False)
         self.attention_out = nn.Linear(self._q_size, sizes.width, bias=False)
-        self.mlp_norm = RMSNorm(sizes.width)
+        self.mlp_norm = RMSNorm(sizes.width, is_modulated=is_modulated)
         self.gate_up = nn.Linear(sizes.width, 2 * sizes.mlp_width, bias=False)
         self.down = nn.Linear(sizes.mlp_width, sizes.width, bias=False)
 
-    def project(self, x: Tensor, where: Rotation) -> tuple[Tensor, Tensor, Tensor]:
+    def project(
+        self, x: Tensor, where: Rotation, modulation: LayerModulation | None = None
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """Queries [B, K, N * G, D] with the G heads of a key head as rows; keys and values [B, K, N, D]."""
         num_kv = self._num_kv_heads
-        heads = self.qkv(self.attention_norm(x)).view(*x.shape[:2], -1, self._head_size)
+        normal = self.attention_norm(x, modulation and modulation.attention)
+        heads = self.qkv(normal).view(*x.shape[:2], -1, self._head_size)
         q, k, v = heads.split((heads.shape[2] - 2 * num_kv, num_kv, num_kv), dim=2)
         q = heads_as_rows(rotate(q, where), num_kv_heads=num_kv)
         return q, rotate(k, where).transpose(1, 2), v.transpose(1, 2)
@@ -155,13 +182,14 @@ class GemmaLayer(nn.Module):
         k, v = heads.view(*x.shape[:2], 2, self._num_kv_heads, self._head_size).unbind(2)
         return rotate(k, where).transpose(1, 2), v.transpose(1, 2)
 
-    def finish(self, x: Tensor, attended: Tensor) -> Tensor:
+    def finish(self, x: Tensor, attended: Tensor, modulation: LayerModulation | None = None) -> Tensor:
         """Tokens [B, N, W] after this layer, from what they attended to, [B, K, N * G, D]."""
         heads = attended.view(*attended.shape[:2], x.shape[1], -1).transpose(1, 2).flatten(2)  # [B, N, heads * D]
-        x = x + self.attention_out(heads)
-        gate, up = self.gate_up(self.mlp_norm(x)).chunk(2, dim=-1)
+        change: Tensor = self.attention_out(heads)
+        x = x + (change if modulation is None else change * modulation.attention.gate)
+        gate, up = self.gate_up(self.mlp_norm(x, modulation and modulation.mlp)).chunk(2, dim=-1)
         mlp: Tensor = self.down(self.activate(gate) * up)
-        return x + mlp
+        return x + (mlp if modulation is None else mlp * modulation.mlp.gate)
 
     def activate(self, gate: Tensor) -> Tensor:
         return functional.gelu(gate, approximate="tanh")

@@ -6,10 +6,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
+from dovetail.policies.vla.checkpoints.adapters import Adapter
 from dovetail.policies.vla.checkpoints.load import load_network
 from dovetail.policies.vla.checkpoints.weight_files import WeightFiles
 from dovetail.policies.vla.family import Family, FlowNetwork, Format, Layout, Sizes
+from dovetail.policies.vla.lora import Place
 from dovetail.policies.vla.normalization import Normalization
 
 __all__ = ["Checkpoint"]
@@ -33,6 +36,7 @@ class Checkpoint:
     relative_actions: bool = False  # action minus state
     relative_exclude: tuple[str, ...] = ()  # parts of names of axes that stay absolute
     action_names: tuple[str, ...] = ()
+    adapter: Adapter | None = None
     assets: tuple[str, ...] = ()  # openpi: files with statistics of several robots, of which one must be chosen
 
     @property
@@ -40,7 +44,28 @@ class Checkpoint:
         sizes: Sizes = self.layout.sizes
         return sizes
 
+    def tensor(self, key: str) -> Tensor:
+        """A published tensor as it is in the files."""
+        ((_, value),) = self.files.read([key])
+        return value
+
+    @property
+    def places(self) -> dict[str, Place]:
+        """Where each published tensor is in the network."""
+        found = {}
+        for parameter, keys in self.layout.sources.items():
+            first = 0
+            for key in keys:
+                num = self.files.shapes[key][0]
+                found[key] = Place(parameter, first, num)
+                first += num
+        return found
+
     def load(self, *, device: torch.device, dtype: torch.dtype) -> FlowNetwork:
-        return load_network(
+        """The network, with the adapter merged into it."""
+        network = load_network(
             self.files, self.layout, self.family, name=str(self.folder), device=device, dtype=dtype
         )
+        if self.adapter is not None:
+            self.adapter.apply(network, self.places).merge()
+        return network.requires_grad_(False)

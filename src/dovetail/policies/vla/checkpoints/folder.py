@@ -13,6 +13,7 @@ from typing import Any
 
 from dovetail.core.errors import CheckpointError, UsageError
 from dovetail.policies.vla.checkpoints import lerobot_folder, openpi_folder, transformers_folder
+from dovetail.policies.vla.checkpoints.adapters import CONFIG, read_adapter
 from dovetail.policies.vla.checkpoints.checkpoint import Checkpoint
 from dovetail.policies.vla.checkpoints.statistics import read_statistics
 from dovetail.policies.vla.checkpoints.weight_files import WeightFiles, read_json
@@ -29,10 +30,14 @@ _READERS: Mapping[Format, _OpenFolder] = {
 }
 
 
-def open_checkpoint(folder: Path, family: Family | None = None, *, stats: Path | None = None) -> Checkpoint:
+def open_checkpoint(
+    folder: Path, family: Family | None = None, *, stats: Path | None = None, adapter: Path | None = None
+) -> Checkpoint:
     """Raise UsageError or CheckpointError, in one line, for a folder that is not complete or of another family.
 
-    Without a family, the folder decides. `stats` is a file with statistics, which replace those of the folder."""
+    Without a family, the folder decides. `stats` is a file with statistics, which replace those of the folder. `adapter` is
+    a folder of PEFT; one beside the weights is used too. LeRobot's adapter folders have the config and the statistics of
+    their training, which replace those of the base model."""
     if not folder.is_dir():
         raise UsageError(f"policy.checkpoint: {folder} is not a folder. Name the folder with config.json")
     if (folder / "params").is_dir() and not (folder / "config.json").is_file():
@@ -47,13 +52,21 @@ def open_checkpoint(folder: Path, family: Family | None = None, *, stats: Path |
     found = FAMILIES[_told_by_weights(folder, files, name)]
     if family is not None and found is not family:
         raise UsageError(_another(folder, f"{found.name} (its weights say so)", family))
+    if adapter is None and (folder / CONFIG).is_file():
+        adapter = folder
+    trained = adapter if adapter is not None and (adapter / "config.json").is_file() else folder
     try:
-        checkpoint = _READERS[format_](folder, config, files, found)
+        if trained != folder:
+            config = read_json(trained / "config.json")
+            format_, name = _described(trained, config, found)
+        checkpoint = replace(_READERS[format_](trained, config, files, found), folder=folder)
     except (KeyError, TypeError, IndexError, ValueError) as error:
         what = f"{type(error).__name__}: {error}"
         raise CheckpointError(
             f"{folder}/config.json is incomplete or contradicts itself ({what}). Copy the folder again"
         ) from error
+    if adapter is not None:
+        checkpoint = replace(checkpoint, adapter=read_adapter(adapter))
     if stats is not None:
         state, action = read_statistics(stats, checkpoint)
         checkpoint = replace(checkpoint, state=state, action=action)

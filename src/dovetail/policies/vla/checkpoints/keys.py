@@ -1,4 +1,4 @@
-"""Which published tensors each parameter of pi0's network is made of, for every layout."""
+"""Which published tensors each parameter of pi0 and pi0.5 is made of, for every layout."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ __all__ = ["KeyLayout", "Pairs", "linear_sources", "parameter_sources", "vision_
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeyLayout:
-    """Prefixes of a published layout."""
+    """Prefixes of a published layout of pi0 or pi0.5."""
 
     vision: str
     projector: str
     text: str
     embedding: str  # the whole key
     expert: str
-    action_time: str  # before state_proj, action_in_proj, action_time_mlp_in and action_time_mlp_out
+    action_time: str  # before state_proj, action_in_proj and the layers of time
     action_out: str  # the whole key, without `.weight`
-    is_unused: Callable[[str], bool]  # tensors that pi0 does not use
+    is_unused: Callable[[str], bool]  # tensors that are not needed
 
 
 def parameter_sources(sizes: Pi0Sizes, layout: KeyLayout) -> dict[str, tuple[str, ...]]:
@@ -62,21 +62,32 @@ def _gemma(sizes: Pi0Sizes, layout: KeyLayout) -> Pairs:
     for layers, prefix in (("text_layers", layout.text), ("expert_layers", layout.expert)):
         for index in range(sizes.text.num_layers):
             ours, theirs = f"{layers}.{index}", f"{prefix}layers.{index}"
-            yield f"{ours}.attention_norm.weight", (f"{theirs}.input_layernorm.weight",)
+            has_norms = layers == "text_layers" or not sizes.is_adaptive
+            if has_norms:
+                yield f"{ours}.attention_norm.weight", (f"{theirs}.input_layernorm.weight",)
+                yield f"{ours}.mlp_norm.weight", (f"{theirs}.post_attention_layernorm.weight",)
             yield f"{ours}.qkv.weight", tuple(f"{theirs}.self_attn.{name}_proj.weight" for name in "qkv")
             yield f"{ours}.attention_out.weight", (f"{theirs}.self_attn.o_proj.weight",)
-            yield f"{ours}.mlp_norm.weight", (f"{theirs}.post_attention_layernorm.weight",)
             yield f"{ours}.gate_up.weight", tuple(f"{theirs}.mlp.{name}_proj.weight" for name in ("gate", "up"))
             yield f"{ours}.down.weight", (f"{theirs}.mlp.down_proj.weight",)
-    yield "expert_norm.weight", (f"{layout.expert}norm.weight",)
+    if sizes.is_adaptive:
+        yield from linear_sources("modulations", *_adaptive_norms(sizes, layout.expert))
+    else:
+        yield "expert_norm.weight", (f"{layout.expert}norm.weight",)
+
+
+def _adaptive_norms(sizes: Pi0Sizes, expert: str) -> Iterator[str]:
+    for index in range(sizes.expert.num_layers):
+        for norm in ("input_layernorm", "post_attention_layernorm"):
+            yield f"{expert}layers.{index}.{norm}.dense"
+    yield f"{expert}norm.dense"
 
 
 def _head(sizes: Pi0Sizes, layout: KeyLayout) -> Pairs:
-    for ours, theirs in (
-        ("state_in", "state_proj"),
-        ("action_in", "action_in_proj"),
-        ("action_time_in", "action_time_mlp_in"),
-        ("action_time_out", "action_time_mlp_out"),
-    ):
+    of_time = ("time_in", "time_mlp_in"), ("time_out", "time_mlp_out")
+    if not sizes.is_adaptive:
+        of_time = ("action_time_in", "action_time_mlp_in"), ("action_time_out", "action_time_mlp_out")
+        yield from linear_sources("state_in", f"{layout.action_time}state_proj")
+    for ours, theirs in (("action_in", "action_in_proj"), *of_time):
         yield from linear_sources(ours, layout.action_time + theirs)
     yield from linear_sources("action_out", layout.action_out)

@@ -17,10 +17,10 @@ from dovetail.policies.vla.checkpoints.weight_files import WeightFiles, read_jso
 from dovetail.policies.vla.family import Family
 from dovetail.policies.vla.normalization import Normalization
 
-__all__ = ["open_folder"]
+__all__ = ["ACTION", "IMAGES", "POSTPROCESSOR", "PREPROCESSOR", "STATE", "open_folder"]
 
-_STATE, _ACTION = "observation.state", "action"
-_PREPROCESSOR, _POSTPROCESSOR = "policy_preprocessor.json", "policy_postprocessor.json"
+STATE, ACTION, IMAGES = "observation.state", "action", "observation.images."
+PREPROCESSOR, POSTPROCESSOR = "policy_preprocessor.json", "policy_postprocessor.json"
 _SHARED_STEPS = {
     "rename_observations_processor",
     "to_batch_processor",
@@ -31,7 +31,7 @@ _SHARED_STEPS = {
     "relative_actions_processor",
     "absolute_actions_processor",
 }
-_BUFFERS = {_STATE: "normalize_inputs.buffer_observation_state.", _ACTION: "unnormalize_outputs.buffer_action."}
+_BUFFERS = {STATE: "normalize_inputs.buffer_observation_state.", ACTION: "unnormalize_outputs.buffer_action."}
 
 
 def open_folder(folder: Path, config: Mapping[str, Any], files: WeightFiles, family: Family) -> Checkpoint:
@@ -41,7 +41,7 @@ def open_folder(folder: Path, config: Mapping[str, Any], files: WeightFiles, fam
         raise UsageError(
             f"{folder} normalizes images by {modes['VISUAL']}, which {family.name} does not. Only IDENTITY is known"
         )
-    before, after = (_steps(folder / name, family) for name in (_PREPROCESSOR, _POSTPROCESSOR))
+    before, after = (_steps(folder / name, family) for name in (PREPROCESSOR, POSTPROCESSOR))
     relative = before.get("relative_actions_processor", {})
     if relative.get("se3_pose_groups"):
         raise UsageError(f"{folder} has actions relative in SE(3) (se3_pose_groups), which are unknown here")
@@ -54,10 +54,8 @@ def open_folder(folder: Path, config: Mapping[str, Any], files: WeightFiles, fam
         files=files,
         cameras=tuple(camera_name(key) for key, of in config["input_features"].items() if of["type"] == "VISUAL"),
         max_absent_cameras=None if family.masks_any_camera else int(config.get("empty_cameras", 0)),
-        state=_normalization(folder, files, before.get("normalizer_processor"), _STATE, modes["STATE"], config),
-        action=_normalization(
-            folder, files, after.get("unnormalizer_processor"), _ACTION, modes["ACTION"], config
-        ),
+        state=_normalization(folder, files, before.get("normalizer_processor"), STATE, modes["STATE"], config),
+        action=_normalization(folder, files, after.get("unnormalizer_processor"), ACTION, modes["ACTION"], config),
         state_mode=modes["STATE"],
         action_mode=modes["ACTION"],
         relative_actions=bool(relative.get("enabled", config.get("use_relative_actions", False))),

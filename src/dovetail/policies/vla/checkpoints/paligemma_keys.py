@@ -1,5 +1,5 @@
-"""pi0 in the folders of LeRobot and openpi: the key names that they share, and sizes read from shapes, because their configs
-name variants only."""
+"""pi0 and pi0.5 in the folders of LeRobot and openpi: the key names that they share, and sizes read from shapes, because
+their configs name variants only."""
 
 from __future__ import annotations
 
@@ -23,14 +23,17 @@ STATISTICS = ("normalize_inputs.", "normalize_targets.", "unnormalize_outputs.")
 _Shapes = Mapping[str, tuple[int, ...]]
 
 
-def lerobot_layout(folder: Path, config: Mapping[str, Any], shapes: _Shapes) -> Layout:
+def lerobot_layout(
+    folder: Path, config: Mapping[str, Any], shapes: _Shapes, *, model: type[Pi0Sizes] = Pi0Sizes
+) -> Layout:
     # LeRobot's trainer writes `model.` before every key of the network, its converted base folders do not
     keys = shared_keys(shapes, prefix="model." if any(key.startswith("model.") for key in shapes) else "")
     sizes = _sizes_from_shapes(
         shapes,
         keys,
+        model,
         folder=folder,
-        num_prompt_tokens=int(config.get("tokenizer_max_length", 48)),
+        num_prompt_tokens=int(config.get("tokenizer_max_length", model().num_prompt_tokens)),
         horizon=int(config["chunk_size"]),
         state_size=int(config["max_state_dim"]),
         action_size=int(config["max_action_dim"]),
@@ -41,11 +44,14 @@ def lerobot_layout(folder: Path, config: Mapping[str, Any], shapes: _Shapes) -> 
     return Layout(sizes=sizes, sources=parameter_sources(sizes, keys), is_unused=keys.is_unused)
 
 
-def openpi_layout(folder: Path, config: Mapping[str, Any], shapes: _Shapes) -> Layout:
+def openpi_layout(
+    folder: Path, config: Mapping[str, Any], shapes: _Shapes, *, model: type[Pi0Sizes] = Pi0Sizes
+) -> Layout:
     keys = shared_keys(shapes, prefix="")
     sizes = _sizes_from_shapes(
         shapes,
         keys,
+        model,
         folder=folder,
         horizon=int(config["action_horizon"]),
         state_size=int(config["action_dim"]),
@@ -64,8 +70,9 @@ def shared_keys(shapes: Mapping[str, Any], *, prefix: str) -> KeyLayout:
         return next((c for c in candidates if any(key.startswith(c) for key in shapes)), candidates[0])
 
     text = place(*(f"{base}language_model.{more}layers.0." for more in ("", "model."))).removesuffix("layers.0.")
-    # one tensor under one of these names, because it is tied
-    heads = (f"{outer}lm_head.weight", f"{outer}language_model.lm_head.weight", f"{text}embed_tokens.weight")
+    # Converted folders have one tensor under one of these names, because it is tied. LeRobot's trainer saves both and trains
+    # `embed_tokens` only.
+    heads = (f"{text}embed_tokens.weight", f"{outer}lm_head.weight", f"{outer}language_model.lm_head.weight")
     unused = {
         *heads,
         f"{text}norm.weight",
@@ -84,12 +91,14 @@ def shared_keys(shapes: Mapping[str, Any], *, prefix: str) -> KeyLayout:
     )
 
 
-def _sizes_from_shapes(shapes: _Shapes, keys: KeyLayout, *, folder: object, **others: Any) -> Pi0Sizes:
+def _sizes_from_shapes(
+    shapes: _Shapes, keys: KeyLayout, model: type[Pi0Sizes], *, folder: object, **others: Any
+) -> Pi0Sizes:
     """`others` are the sizes that only a config has."""
 
     def shape(key: str) -> tuple[int, ...]:
         if key not in shapes:
-            raise CheckpointError(f"{folder} lacks {key}: it does not hold a complete pi0")
+            raise CheckpointError(f"{folder} lacks {key}: it does not hold a complete model")
         return shapes[key]
 
     def gemma(prefix: str) -> GemmaSizes:
@@ -116,9 +125,7 @@ def _sizes_from_shapes(shapes: _Shapes, keys: KeyLayout, *, folder: object, **ot
         patch_size=patch_size,
     )
     vocabulary = shape(keys.embedding)[0]
-    return Pi0Sizes(
-        vision=vision, text=gemma(keys.text), expert=gemma(keys.expert), vocabulary=vocabulary, **others
-    )
+    return model(vision=vision, text=gemma(keys.text), expert=gemma(keys.expert), vocabulary=vocabulary, **others)
 
 
 def count_layers(shapes: Mapping[str, Any], prefix: str) -> int:

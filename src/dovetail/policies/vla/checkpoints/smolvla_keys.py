@@ -14,7 +14,7 @@ from dovetail.policies.vla.checkpoints.paligemma_keys import STATISTICS, count_l
 from dovetail.policies.vla.family import Layout
 from dovetail.policies.vla.sizes import GemmaSizes, SmolVLASizes, VisionSizes
 
-__all__ = ["lerobot_layout"]
+__all__ = ["HEAD", "TEXT_NORM", "lerobot_layout"]
 
 # Shapes do not tell how many heads there are. These are the same in SmolVLM2 of 256M, 500M and 2.2B parameters.
 _HEAD_SIZE = 64
@@ -23,7 +23,7 @@ _VISION_HEAD_SIZES = {1152: 72}  # by width; 64 for others
 _WHOLE = "model.vlm_with_expert."
 _VISION, _TEXT = f"{_WHOLE}vlm.model.vision_model.", f"{_WHOLE}vlm.model.text_model."
 _CONNECTOR, _EXPERT = f"{_WHOLE}vlm.model.connector.modality_projection.proj.weight", f"{_WHOLE}lm_expert."
-_UNUSED = {f"{_TEXT}norm.weight", f"{_WHOLE}vlm.lm_head.weight"}
+TEXT_NORM, HEAD = f"{_TEXT}norm.weight", f"{_WHOLE}vlm.lm_head.weight"  # the network has no use for them
 _UNKNOWN_SETTINGS = ("adapt_to_pi_aloha", "use_delta_joint_actions_aloha", "add_image_special_tokens")
 
 _Shapes = Mapping[str, tuple[int, ...]]
@@ -38,7 +38,7 @@ def lerobot_layout(folder: Path, config: Mapping[str, Any], shapes: _Shapes) -> 
     return Layout(
         sizes=sizes,
         sources=dict(_sources(sizes)),
-        is_unused=lambda key: key in _UNUSED or key.startswith(STATISTICS),
+        is_unused=lambda key: key in (TEXT_NORM, HEAD) or key.startswith(STATISTICS),
     )
 
 

@@ -76,6 +76,7 @@ def sizes_of(config: Mapping[str, Any]) -> Pi0Sizes:
         num_flow_steps=config["num_inference_steps"],
         min_period=config["min_period"],
         max_period=config["max_period"],
+        has_float64_times=False,
     )
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from dovetail.core.errors import CheckpointError, UsageError, one_line
 from dovetail.core.types import Array
 
-__all__ = ["WeightFiles", "read_json", "tensors_of"]
+__all__ = ["WeightFiles", "check_file", "read_json", "tensors_of"]
 
 _INDEX = "model.safetensors.index.json"
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
@@ -33,9 +33,14 @@ def read_json(path: Path) -> dict[str, Any]:
     return data
 
 
+def check_file(path: Path) -> None:
+    """Raise CheckpointError, with the file's name, for a file that is damaged or truncated."""
+    _shapes(path)
+
+
 def tensors_of(path: Path) -> dict[str, Array]:
     """All tensors of a small file, float32."""
-    _shapes(path)  # an error that names the file
+    check_file(path)
     with safe_open(path, framework="pt") as file:
         return {key: file.get_tensor(key).float().numpy() for key in file.keys()}  # noqa: SIM118 - no iterator
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dovetail.core.types import Array
+from dovetail.policies.vla.checkpoints.paligemma_export import pi0_export
 from dovetail.policies.vla.checkpoints.paligemma_keys import lerobot_layout, openpi_layout
 from dovetail.policies.vla.checkpoints.transformers_folder import transformers_layout
 from dovetail.policies.vla.family import Family
@@ -33,4 +34,5 @@ PI0 = Family(
     tokenizer_origin=PALIGEMMA,
     prepare_images=prepare_images,
     cameras=CAMERAS,
+    export=pi0_export,
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dovetail.core.types import Array
+from dovetail.policies.vla.checkpoints.smolvla_export import smolvla_export
 from dovetail.policies.vla.checkpoints.smolvla_keys import lerobot_layout
 from dovetail.policies.vla.family import Family
 from dovetail.policies.vla.images import prepare_images_in_corner
@@ -27,5 +28,6 @@ SMOLVLA = Family(
     tokenizer_origin="HuggingFaceTB/SmolVLM2-500M-Video-Instruct",
     prepare_images=prepare_images_in_corner,
     cameras=(),
+    export=smolvla_export,
     masks_any_camera=False,
 )

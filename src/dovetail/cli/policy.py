@@ -1,0 +1,41 @@
+"""`dovetail policy`: folders with published weights."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+__all__ = ["register"]
+
+
+def register(app: typer.Typer) -> None:
+    group = typer.Typer(help="Folders with published weights.", no_args_is_help=True)
+    group.command(epilog="Example: dovetail policy export pi0_openpi pi0_lerobot --stats norm_stats.json")(export)
+    group.callback()(_group)
+    app.add_typer(group, name="policy")
+
+
+def _group() -> None:
+    """Folders with published weights."""
+
+
+def export(
+    checkpoint: Annotated[
+        Path, typer.Argument(help="A folder of LeRobot, transformers or openpi with pi0 or pi05.")
+    ],
+    folder: Annotated[Path, typer.Argument(help="The LeRobot folder to make.")],
+    stats: Annotated[
+        Path | None, typer.Option(help="Statistics instead of the folder's: stats.json or norm_stats.json.")
+    ] = None,
+    adapter: Annotated[Path | None, typer.Option(help="A PEFT folder with LoRA, merged into the copy.")] = None,
+) -> None:
+    """Write a checkpoint as a folder that LeRobot's own package loads."""
+    from dovetail.cli._terminal import console
+
+    with console.status("loading torch"):
+        from dovetail.policies.vla.checkpoints.export import export_checkpoint
+
+    export_checkpoint(checkpoint, folder, stats=stats, adapter=adapter)
+    typer.echo(f"{folder}: {(folder / 'model.safetensors').stat().st_size / 1e6:.1f} MB")

@@ -1,0 +1,153 @@
+"""The part that pi0 and pi0.5 share: SigLIP and a Gemma text model read images and prompt, and a smaller Gemma, the expert,
+turns noisy actions into a velocity while it attends to them.
+
+    prefix = network.prefix(images, camera_mask, tokens, token_mask, state)  # once per chunk
+    times = network.embed_times(1 - torch.arange(num_steps) / num_steps)
+    for step in range(num_steps):  # from noise to actions
+        x = x - network.velocity(x, times[step : step + 1], prefix) / num_steps
+
+Two exact savings. Of the last layer before the actions only keys and values are used. What depends on time only is computed
+for all steps at once.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from typing import ClassVar, NamedTuple, cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from dovetail.policies.vla.family import FlowNetwork
+from dovetail.policies.vla.sizes import Pi0Sizes
+from dovetail.policies.vla.transformers import (
+    GemmaLayer,
+    LayerModulation,
+    Rotation,
+    VisionTower,
+    append,
+    attend,
+    rotation,
+)
+
+__all__ = ["PaliGemmaNetwork", "Prefix", "layers_of", "with_room"]
+
+
+class Prefix(NamedTuple):
+    """What the actions attend to. Keys and values of each layer are [B, K, P + H, D]: images, prompt, a state token, and
+    room for the actions."""
+
+    keys: list[Tensor]
+    values: list[Tensor]
+    bias: Tensor  # [B, 1, 1, P + H]: 0, or minus infinity for padding
+    where: Rotation  # of the action tokens
+
+
+class PaliGemmaNetwork(FlowNetwork):
+    num_state_tokens: ClassVar[int]  # 0 or 1
+
+    def __init__(self, sizes: Pi0Sizes) -> None:
+        super().__init__()
+        self.sizes: Pi0Sizes = sizes
+        text, expert = sizes.text, sizes.expert
+        self.vision = VisionTower(sizes.vision, out=text.width)
+        self.embedding = nn.Embedding(sizes.vocabulary, text.width)
+        self.text_layers = nn.ModuleList(GemmaLayer(text) for _ in range(text.num_layers))
+        self.expert_layers = nn.ModuleList(
+            GemmaLayer(expert, is_modulated=sizes.is_adaptive) for _ in range(expert.num_layers)
+        )
+        self.action_in = nn.Linear(sizes.action_size, expert.width)
+        self.action_out = nn.Linear(expert.width, sizes.action_size)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.action_out.weight.dtype
+
+    def prefix(
+        self, images: Tensor, camera_mask: Tensor, tokens: Tensor, token_mask: Tensor, state: Tensor
+    ) -> Prefix:
+        x = torch.cat((self._embed_images(images), self.embed_prompt(tokens)), dim=1)  # [B, P, W]
+        mask = torch.cat((camera_mask.repeat_interleave(self.sizes.vision.num_patches, dim=1), token_mask), dim=1)
+        bias = torch.zeros_like(mask, dtype=torch.float32).masked_fill(~mask, -math.inf)[:, None, None]
+        head_size = self.sizes.text.head_size
+        where = rotation(mask.cumsum(1) - 1, head_size=head_size)
+        keys_values = self._read(x, where, bias)
+        num_valid = mask.sum(1, keepdim=True)
+        keys, values = self._extended(keys_values, state, bias, num_valid)
+        horizon = self.sizes.horizon
+        positions = num_valid + self.num_state_tokens + torch.arange(horizon, device=x.device)
+        bias = functional.pad(bias, (0, self.num_state_tokens + horizon))
+        return Prefix(keys, values, bias, rotation(positions, head_size=head_size))
+
+    def velocity(self, x: Tensor, time: Tensor, prefix: Prefix) -> Tensor:
+        """Without gradients, the action tokens' keys and values are written behind those of the prefix, in place."""
+        tokens = self.action_tokens(x, time)
+        layers = zip(layers_of(self.expert_layers), prefix.keys, prefix.values, strict=True)
+        for index, (layer, cached_keys, cached_values) in enumerate(layers):
+            modulation = self.modulation(time, index)
+            q, k, v = layer.project(tokens, prefix.where, modulation)
+            keys, values = append(cached_keys, k), append(cached_values, v)
+            tokens = layer.finish(tokens, attend(q, keys, values, prefix.bias), modulation)
+        return self.action_velocity(tokens, time)
+
+    # ---- what differs
+
+    @abstractmethod
+    def _extended(
+        self, keys_values: list[tuple[Tensor, Tensor]], state: Tensor, bias: Tensor, num_valid: Tensor
+    ) -> tuple[list[Tensor], list[Tensor]]:
+        """Keys and values of each layer with those of the state, if it is a token, and room for the actions."""
+
+    @abstractmethod
+    def action_tokens(self, x: Tensor, time: Tensor) -> Tensor:
+        """Noisy actions as tokens [B, H, W] of the expert."""
+
+    @abstractmethod
+    def modulation(self, time: Tensor, index: int) -> LayerModulation | None:
+        """How time changes the expert's layer of this index."""
+
+    @abstractmethod
+    def action_velocity(self, tokens: Tensor, time: Tensor) -> Tensor:
+        """The velocity, float32, from the expert's tokens after its last layer."""
+
+    # ---- the parts of the prefix
+
+    def _embed_images(self, images: Tensor) -> Tensor:
+        """[B, C * patches, W]"""
+        embedded: Tensor = self.vision(images.flatten(0, 1))
+        return embedded.view(len(images), -1, embedded.shape[-1])
+
+    def embed_prompt(self, tokens: Tensor) -> Tensor:
+        embedded: Tensor = self.embedding(tokens)
+        return embedded * embedded.new_full((), self.sizes.text.width**0.5)  # rounded as the weights are
+
+    def _read(self, x: Tensor, where: Rotation, bias: Tensor) -> list[tuple[Tensor, Tensor]]:
+        """Keys and values of images and prompt, [B, K, P, D] for each layer. All of these tokens attend to each other."""
+        *layers, last = layers_of(self.text_layers)
+        found = []
+        for layer in layers:
+            q, k, v = layer.project(x, where)
+            x = layer.finish(x, attend(q, k, v, bias))
+            found.append((k, v))
+        found.append(last.keys_values(x, where))
+        return found
+
+    def embed_sine_cosine(self, times: Tensor) -> Tensor:
+        """Times [N] as sines and cosines [N, W] of several periods."""
+        width, sizes = self.sizes.expert.width, self.sizes
+        dtype = torch.float64 if sizes.has_float64_times else torch.float32
+        fraction = torch.linspace(0.0, 1.0, width // 2, dtype=dtype, device=times.device)
+        period = sizes.min_period * (sizes.max_period / sizes.min_period) ** fraction
+        angles = times.to(dtype)[:, None] * (2.0 * math.pi / period)
+        return torch.cat((angles.sin(), angles.cos()), dim=1).to(self.dtype)
+
+
+def layers_of(modules: nn.ModuleList) -> list[GemmaLayer]:
+    return cast("list[GemmaLayer]", list(modules))
+
+
+def with_room(known: Tensor, horizon: int) -> Tensor:
+    """[B, K, P + H, D], with zeros where the actions will be."""
+    return functional.pad(known, (0, 0, 0, horizon))
