@@ -70,3 +70,47 @@ def recorded(name: str) -> dict[str, np.ndarray]:
     from safetensors.numpy import load_file
 
     return load_file(FIXTURES / name / "outputs.safetensors")
+
+
+def weights_of(name: str, *, prefix: str = "model.") -> dict[str, np.ndarray]:
+    """The recorded weights with another prefix."""
+    shapes = json.loads((FIXTURES / name / "shapes.json").read_text())
+    return {prefix + key.removeprefix("model."): seeded_tensor(key, tuple(shape)) for key, shape in shapes.items()}
+
+
+def write_openpi_pi05(folder: Path) -> Path:
+    """pi0.5 as openpi's converter writes it: the config does not say which model it is."""
+    from safetensors.numpy import save_file
+
+    (folder / "assets" / "droid").mkdir(parents=True)
+    config = {"action_dim": 32, "action_horizon": HORIZON, "paligemma_variant": "gemma_2b"}
+    config |= {"action_expert_variant": "gemma_300m", "precision": "bfloat16"}
+    (folder / "config.json").write_text(json.dumps(config))
+    shutil.copy(FIXTURES / "pi05" / "folder" / "tokenizer.json", folder)
+    weights = weights_of("pi05", prefix="")
+    weights.pop("paligemma_with_expert.paligemma.model.language_model.embed_tokens.weight")  # tied: stored once
+    save_file(weights, folder / "model.safetensors")
+    numbers = {
+        theirs: {key: statistics()[ours][key].tolist() for key in ("mean", "std", "q01", "q99")}
+        for theirs, ours in (("state", "observation.state"), ("actions", "action"))
+    }
+    (folder / "assets" / "droid" / "norm_stats.json").write_text(json.dumps({"norm_stats": numbers}))
+    return folder
+
+
+def write_old_pi05(folder: Path) -> Path:
+    """As LeRobot wrote folders before it had processors: statistics inside the weights."""
+    from safetensors.numpy import save_file
+
+    write_recorded_folder("pi05", folder)
+    for path in folder.glob("policy_*"):
+        path.unlink()
+    weights = weights_of("pi05")
+    for key, prefixes in (
+        ("observation.state", ("normalize_inputs.buffer_observation_state.",)),
+        ("action", ("normalize_targets.buffer_action.", "unnormalize_outputs.buffer_action.")),
+    ):
+        for prefix in prefixes:
+            weights |= {prefix + stat: statistics()[key][stat] for stat in ("q01", "q99")}
+    save_file(weights, folder / "model.safetensors")
+    return folder

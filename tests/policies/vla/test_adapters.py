@@ -121,6 +121,22 @@ def test_new_adapter_changes_nothing_learns_alone_and_is_read_back(case, tmp_pat
         Lora.add(again, checkpoint.places, pattern="nothing", rank=2, alpha=1.0, seed=0)
 
 
+def test_adapter_folder_of_lerobot_brings_its_statistics_and_is_no_checkpoint(case, tmp_path):
+    _, folder, adapter = case
+    trained = shutil.copytree(adapter, tmp_path / "trained")
+    for path in folder.iterdir():
+        if path.name not in ("model.safetensors", "tokenizer.json"):
+            shutil.copy(path, trained)
+    for path in trained.glob("policy_*.safetensors"):
+        save_file({key: value + 1.0 for key, value in load_file(path).items()}, path)
+    checkpoint = open_checkpoint(folder, adapter=trained)
+    base = open_checkpoint(folder)
+    assert checkpoint.folder == folder and checkpoint.adapter is not None
+    torch.testing.assert_close(torch.tensor(checkpoint.action.shift), torch.tensor(base.action.shift) + 1.0)
+    with pytest.raises(UsageError, match=r"holds an adapter of 'None' and no model\. Set policy\.adapter"):
+        open_checkpoint(trained)
+
+
 def edit(adapter, change):
     file = adapter / "adapter_model.safetensors"
     weights = load_file(file)

@@ -73,6 +73,25 @@ def test_tokens_images_and_state_are_those_of_lerobot(case):
     np.testing.assert_allclose(ours.state.numpy()[:, :5], theirs["normalized_state"][:, :5], rtol=1e-5, atol=1e-6)
 
 
+def test_normalized_actions_of_training_are_those_of_lerobot(case):
+    policy, theirs = case
+    given, actions = policy.training_batch(observations(), inputs()["actions"])
+    np.testing.assert_allclose(actions.numpy(), theirs["normalized_actions"], rtol=1e-5, atol=1e-5)
+    assert given.noise.shape == (2, HORIZON, 32) and given.images.shape[:2] == (2, 2)
+    _, shorter = policy.training_batch(observations(), inputs()["actions"][:, :3])
+    assert torch.equal(shorter[:, :3], actions[:, :3]) and shorter[:, 3:].isnan().all()
+
+
+def test_bfloat16_stays_near_lerobots_float32(case, monkeypatch):
+    policy, theirs = case
+    config = policy.Config(**{**policy._config.model_dump(), "precision": "bfloat16"})
+    rounded = type(policy)(config, robot=ROBOT)
+    noise = torch.from_numpy(inputs()["noise"])
+    monkeypatch.setattr(rounded, "_noise", lambda num_rows, context: noise)
+    actions = rounded.act(observations(), ActContext()).actions
+    assert np.linalg.norm(actions - theirs["actions"]) / np.linalg.norm(theirs["actions"]) < 0.03
+
+
 def test_actions_are_those_of_lerobot(case, monkeypatch):
     policy, theirs = case
     noise = torch.from_numpy(inputs()["noise"])

@@ -265,6 +265,15 @@ def test_both_parts_are_one_graph_without_decisions_on_values(recorded, folder):
     assert_equal(ours(inputs, commitment), sample(network, inputs, commitment), tolerance=1e-4)
 
 
+def test_every_parameter_is_in_exactly_one_component(folder):
+    network = load(folder)
+    components = network.components
+    found = [parameter for module in components.values() for parameter in module.parameters()]
+    assert sorted(map(id, found)) == sorted(map(id, network.parameters()))
+    trained = {id(parameter) for parameter in components["expert"].parameters()}
+    assert id(network.state_in.weight) in trained and id(network.text_layers[0].down.weight) not in trained
+
+
 def test_training_reaches_every_parameter_that_acting_uses(recorded, folder):
     network, inputs = load(folder).requires_grad_(True), recorded_inputs(recorded, "longest", "top", "wrist")
     prefix = network.prefix(*inputs[:-1])

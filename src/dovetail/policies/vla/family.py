@@ -56,6 +56,14 @@ class FlowNetwork(ABC, nn.Module):
     @abstractmethod
     def dtype(self) -> torch.dtype: ...
 
+    @property
+    def components(self) -> dict[str, nn.Module]:
+        """The parts that can be trained or frozen separately. Every parameter is in exactly one of them."""
+        modules = dict(self.named_children())
+        text = {name: modules.pop(name) for name in ("embedding", "text_layers")}
+        vision = modules.pop("vision")
+        return {"vision": vision, "text": nn.ModuleDict(text), "expert": nn.ModuleDict(modules)}
+
     @abstractmethod
     def prefix(
         self, images: Tensor, camera_mask: Tensor, tokens: Tensor, token_mask: Tensor, state: Tensor

@@ -23,7 +23,7 @@ from dovetail.policies.random_draws import normal, seeded_generator
 from dovetail.policies.vla.axes import ActionAxes, StateAxes, match_cameras
 from dovetail.policies.vla.checkpoints.checkpoint import Checkpoint
 from dovetail.policies.vla.checkpoints.folder import open_checkpoint
-from dovetail.policies.vla.family import Family
+from dovetail.policies.vla.family import Family, FlowNetwork
 from dovetail.policies.vla.normalization import Normalization
 from dovetail.policies.vla.prompts import PromptTokenizer
 from dovetail.policies.vla.sampler import Commitment, Inputs, Sampler, compiled_parts
@@ -90,6 +90,16 @@ class VlaPolicy:
         actions = setup.action_axes.to_robot(setup.action.revert(normalized[..., :size]), state)
         low, high = self._robot.action.bounds
         return ActionChunk(actions=np.clip(actions, low, high), observed_ns=0, policy_version=0)
+
+    def training_batch(self, observations: Mapping[str, Array], actions: Array) -> tuple[Inputs, Tensor]:
+        """Inputs and normalized actions for `flow_matching_loss`, from actions [B, H, A] in the robot's units.
+
+        The chunk may be shorter than the network's; mask the rest. The noise is zero, because the loss draws it."""
+        setup, sizes = self._setup, self._setup.checkpoint.sizes
+        state = setup.state_axes.read(observations)
+        noise = torch.zeros((len(state), sizes.horizon, sizes.action_size), device=self._device)
+        normalized = setup.action.apply(setup.action_axes.to_checkpoint(self._whole(actions), state))
+        return self._inputs(observations, state, noise), torch.from_numpy(normalized).to(self._device)
 
     def warmup(self) -> None:
         inputs = zero_inputs(self.spec)
@@ -169,18 +179,23 @@ class VlaPolicy:
         )
 
     @cached_property
+    def network(self) -> FlowNetwork:
+        """The network with the folder's weights, all frozen."""
+        precision = self._config.precision
+        if precision == "auto":
+            precision = "bfloat16" if self._device.type == "cuda" else "float32"
+        return self._setup.checkpoint.load(device=self._device, dtype=getattr(torch, precision))
+
+    @cached_property
     def _sampler(self) -> Sampler:
-        config, checkpoint = self._config, self._setup.checkpoint
-        is_gpu = self._device.type == "cuda"
-        precision = config.precision if config.precision != "auto" else "bfloat16" if is_gpu else "float32"
+        config, is_gpu = self._config, self._device.type == "cuda"
         execution = config.execution if config.execution != "auto" else "compiled_graph" if is_gpu else "eager"
         if execution != "eager" and not is_gpu:
             raise UsageError(f"policy.execution={execution} needs a GPU. Set policy.execution=eager")
-        network = checkpoint.load(device=self._device, dtype=getattr(torch, precision))
         return Sampler(
-            network,
-            num_steps=config.num_flow_steps or checkpoint.sizes.num_flow_steps,
-            parts=compiled_parts(network) if execution == "compiled_graph" else None,
+            self.network,
+            num_steps=config.num_flow_steps or self._setup.checkpoint.sizes.num_flow_steps,
+            parts=compiled_parts(self.network) if execution == "compiled_graph" else None,
             graph=execution != "eager",
             guidance=config.guidance,
         )
@@ -198,7 +213,7 @@ class VlaPolicy:
         ]
         normalized = setup.state.apply(state)
         encoded = [
-            self._tokenizer.encode(self.family.prompt(decode_prompt(task), of_row, checkpoint.cleans_prompt))
+            self._tokenizer.encode(self._prompt(decode_prompt(task), of_row))
             for task, of_row in zip(observations["prompt"], normalized, strict=True)
         ]
         tokens, masks = (np.stack(part) for part in zip(*encoded, strict=True))
@@ -211,10 +226,21 @@ class VlaPolicy:
             noise=noise,
         )
 
+    def _prompt(self, task: str, state: Array) -> str:
+        """The text for the tokenizer, from the task and the normalized state [S]."""
+        return self.family.prompt(task, state, self._setup.checkpoint.cleans_prompt)
+
     def _padded(self, values: Array, size: int, fill: float = 0.0) -> Tensor:
         """The last axis padded to the size that the network takes."""
         width = [(0, 0)] * (values.ndim - 1) + [(0, size - values.shape[-1])]
         return torch.from_numpy(np.pad(values, width, constant_values=fill)).to(self._device)
+
+    def _whole(self, actions: Array) -> Array:
+        """Actions [B, N, A] cut or padded with NaN to the network's horizon."""
+        horizon = self._setup.checkpoint.sizes.horizon
+        whole = np.full((len(actions), horizon, actions.shape[2]), math.nan, np.float32)
+        whole[:, : actions.shape[1]] = actions[:, :horizon]
+        return whole
 
     def _noise(self, num_rows: int, context: ActContext) -> Tensor:
         sizes = self._setup.checkpoint.sizes
@@ -236,9 +262,7 @@ class VlaPolicy:
             raise UsageError(
                 f"the prefix should be [{len(state)}, H, {setup.action.size}], got {list(prefix.shape)}"
             )
-        whole = np.full((len(state), sizes.horizon, setup.action.size), math.nan, np.float32)
-        whole[:, : prefix.shape[1]] = prefix[:, : sizes.horizon]
-        normalized = setup.action.apply(setup.action_axes.to_checkpoint(whole, state))
+        normalized = setup.action.apply(setup.action_axes.to_checkpoint(self._whole(prefix), state))
         target = self._padded(normalized, sizes.action_size, fill=math.nan)
         weights = prefix_weights(
             self._config.guidance.schedule,

@@ -58,6 +58,10 @@ class Pi0Config(VlaConfig):
 class Pi05Config(VlaConfig):
     preferred_image_size: ClassVar[int] = 224  # PaliGemma's
 
+    num_prompt_states: int | None = Field(default=None, ge=1)
+    """Number of state values in the prompt, the rest zeros. Set 32 for weights that LeRobot 0.4 trained: it padded the
+    state, and the folder does not say it. Null: only the state's own values, as openpi and LeRobot from 0.5 on."""
+
 
 class SmolVLAConfig(VlaConfig):
     preferred_image_size: ClassVar[int] = 512  # SmolVLM2's

@@ -48,6 +48,11 @@ def open_checkpoint(
         raise UsageError(f"{folder} has no config.json, so it is no published checkpoint")
     config = read_json(folder / "config.json")
     format_, name = _described(folder, config, family)
+    if (folder / CONFIG).is_file() and not any(folder.glob("model*.safetensors")):
+        base = read_json(folder / CONFIG).get("base_model_name_or_path")
+        raise UsageError(
+            f"{folder} holds an adapter of '{base}' and no model. Set policy.adapter to it, and policy.checkpoint to a model"
+        )
     files = WeightFiles(folder)
     found = FAMILIES[_told_by_weights(folder, files, name)]
     if family is not None and found is not family:
