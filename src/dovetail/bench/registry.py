@@ -46,7 +46,8 @@ BENCHES: Mapping[str, Entry] = MappingProxyType(
         "replay": Entry("dovetail.bench.replay", "batches of images per second, against memcpy"),
         "images": Entry("dovetail.bench.images", "size, quality and speed of the codecs for recorded images"),
         "vla": Entry(
-            "dovetail.bench.vla", "time of a chunk of pi0 and pi05, next to stock transformers; full size on a GPU"
+            "dovetail.bench.vla",
+            "time of a chunk of pi0 (next to stock transformers), pi05 and smolvla; full size on a GPU",
         ),
         "learn_speed": Entry("dovetail.bench.learn_speed", "updates per second, against the arithmetic alone"),
     }

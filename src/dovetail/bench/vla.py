@@ -1,9 +1,9 @@
 """Time of one action chunk of pi0 with random weights, next to stock transformers in the same process and through the
-inference process, and of pi05.
+inference process; of pi05 and SmolVLA.
 
-On a GPU: full size, bfloat16, three cameras of 224 x 224 pixels, 48 prompt tokens (pi05: 200), 10 flow steps, chunks of 50.
-On a CPU: a tiny model in float32. `python -m dovetail.bench.vla [--quick]` prints the rows as JSON lines and needs
-neither the CLI nor Ray.
+On a GPU: full size, bfloat16, three cameras of 224 x 224 pixels (SmolVLA: 512 x 512), 48 prompt tokens (pi05: 200), 10 flow
+steps, chunks of 50. On a CPU: tiny models in float32. `python -m dovetail.bench.vla [--quick]` prints the rows as JSON lines
+and needs neither the CLI nor Ray.
 """
 
 from __future__ import annotations
@@ -14,7 +14,9 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
+from typing import overload
 
 import torch
 from torch import Tensor
@@ -23,11 +25,13 @@ from dovetail.bench._vla_folder import write_folder
 from dovetail.bench._vla_stock import StockPi0
 from dovetail.bench.rows import Row, at_most
 from dovetail.core.errors import one_line
+from dovetail.policies.vla.family import FlowNetwork
 from dovetail.policies.vla.paligemma_network import PaliGemmaNetwork
 from dovetail.policies.vla.pi0_network import Pi0Network
 from dovetail.policies.vla.pi05_network import Pi05Network
 from dovetail.policies.vla.sampler import Commitment, Inputs, Sampler, compiled_parts
-from dovetail.policies.vla.sizes import GemmaSizes, Pi0Sizes, Pi05Sizes, VisionSizes
+from dovetail.policies.vla.sizes import GemmaSizes, Pi0Sizes, Pi05Sizes, SmolVLASizes, VisionSizes
+from dovetail.policies.vla.smolvla_network import SmolVLANetwork
 
 __all__ = ["bench"]
 
@@ -35,6 +39,7 @@ _AIM_MS, _GUIDED_AIM_MS, _WARMUP_AIM_S = 12.0, 25.0, 60.0
 _MEMORY_AIM_MS = 2.0
 _BUDGET_S = 400.0  # rows that have to compile are not started later than this
 _BASELINE = "stock transformers, eager"
+_CPU = torch.device("cpu")
 _FASTEST = "CUDA graph of kernels and compiled pieces"
 _TINY = Pi0Sizes(
     vision=VisionSizes(width=64, num_layers=2, num_heads=4, mlp_width=128, image_size=56),
@@ -44,6 +49,12 @@ _TINY = Pi0Sizes(
     has_float64_times=False,  # as transformers
 )
 _TINY_PI05 = Pi05Sizes(vision=_TINY.vision, text=_TINY.text, expert=_TINY.expert, vocabulary=_TINY.vocabulary)
+_TINY_SMOLVLA = SmolVLASizes(
+    vision=VisionSizes(width=64, num_layers=2, num_heads=4, mlp_width=128, image_size=64, patch_size=8, join=4),
+    text=GemmaSizes(width=64, num_layers=4, num_heads=4, num_kv_heads=2, head_size=32, mlp_width=256),
+    expert=GemmaSizes(width=48, num_layers=4, num_heads=4, num_kv_heads=2, head_size=32, mlp_width=128),
+    vocabulary=256,
+)
 
 
 def bench(*, quick: bool) -> Iterator[Row]:
@@ -58,9 +69,15 @@ def bench(*, quick: bool) -> Iterator[Row]:
 
 def network_rows(num: int) -> Iterator[Row]:
     """On a CPU, with tiny models."""
-    sampler, network, inputs = _tiny(_TINY_PI05)
-    yield _row("CPU, tiny pi05: ours, eager", _times_ms(lambda: sampler(inputs), num))
-    sampler, network, inputs = _tiny(_TINY)
+    others: dict[str, FlowNetwork] = {
+        "pi05": make_network(_TINY_PI05, device=_CPU, dtype=torch.float32),
+        "smolvla": make_network(_TINY_SMOLVLA, device=_CPU, dtype=torch.float32),
+    }
+    for name, other in others.items():
+        sampler, inputs = _tiny(other)
+        yield _row(f"CPU, tiny {name}: ours, eager", _times_ms(partial(sampler, inputs), num))
+    network = make_network(_TINY, device=_CPU, dtype=torch.float32)
+    sampler, inputs = _tiny(network)
     ours = _times_ms(lambda: sampler(inputs), num)
     try:
         stock = StockPi0(network)
@@ -75,10 +92,9 @@ def network_rows(num: int) -> Iterator[Row]:
     yield _difference("CPU, tiny pi0: ours against stock", sampler(inputs), stock(inputs))
 
 
-def _tiny(sizes: Pi0Sizes) -> tuple[Sampler, PaliGemmaNetwork, Inputs]:
-    network = make_network(sizes, device=torch.device("cpu"), dtype=torch.float32)
-    inputs = make_inputs(sizes, device=torch.device("cpu"), dtype=torch.float32)
-    return Sampler(network, num_steps=sizes.num_flow_steps), network, inputs
+def _tiny(network: FlowNetwork) -> tuple[Sampler, Inputs]:
+    inputs = make_inputs(network.sizes, device=_CPU, dtype=torch.float32)
+    return Sampler(network, num_steps=network.sizes.num_flow_steps), inputs
 
 
 def shared_memory_rows(num: int) -> Iterator[Row]:
@@ -158,6 +174,7 @@ class _GpuBench:
             ("stock transformers", lambda: self._stock(network, inputs)),
             ("ours, shared memory", lambda: self._from_memory(network)),
             ("pi05, ours", self._pi05),
+            ("smolvla", self._smolvla),
         ]
         if not self._quick:
             parts += [
@@ -206,10 +223,7 @@ class _GpuBench:
 
     def _guided(self, network: PaliGemmaNetwork, inputs: Inputs) -> Iterator[Row]:
         num_steps = self._sizes.num_flow_steps
-        target = torch.randn_like(inputs.noise)
-        weights = torch.zeros_like(target)
-        weights[:, :10, :7] = 1.0
-        commitment = Commitment(target, weights)
+        commitment = _first_actions(inputs)
         eager = Sampler(network, num_steps=num_steps)
         yield _row("ours, guided by the vjp, eager", _times_ms(lambda: eager(inputs, commitment), self._num // 5))
         for what, parts in (("CUDA graph", None), (_FASTEST, compiled_parts(network))):
@@ -244,6 +258,28 @@ class _GpuBench:
         yield Row(name=f"{name}: warm-up", value=time.perf_counter() - start_s, unit="s")
         yield _row(name, _times_ms(lambda: stock(inputs), self._num // 5))
 
+    def _smolvla(self) -> Iterator[Row]:
+        """Without and with guidance. It has no kernels of its own, and transformers has no such model."""
+        sizes = SmolVLASizes()
+        network = make_network(sizes, device=self._device, dtype=self._dtype)
+        inputs = make_inputs(sizes, device=self._device, dtype=self._dtype)
+        yield from self._each_execution("smolvla", network, inputs, None)
+        yield from self._each_execution("smolvla, guided by the vjp", network, inputs, _first_actions(inputs))
+
+    def _each_execution(
+        self, name: str, network: FlowNetwork, inputs: Inputs, commitment: Commitment | None
+    ) -> Iterator[Row]:
+        num_steps = network.sizes.num_flow_steps
+        eager = Sampler(network, num_steps=num_steps)
+        expected = eager(inputs, commitment)
+        yield _row(f"{name}, eager", _times_ms(lambda: eager(inputs, commitment), self._num // 5))
+        for how, parts in (("CUDA graph", None), ("CUDA graph of compiled parts", compiled_parts(network))):
+            row = f"{name}, {how}"
+            sampler = Sampler(network, num_steps=num_steps, parts=parts, graph=True)
+            yield from self._warmed_up(row, sampler, inputs, commitment)
+            yield _row(row, _times_ms(partial(sampler, inputs, commitment), self._num))
+            yield _difference(f"{row} against eager", sampler(inputs, commitment), expected)
+
     def _warmed_up(
         self,
         name: str,
@@ -262,18 +298,38 @@ class _GpuBench:
         yield Row(name=row, value=seconds, unit="s") if aim is None else at_most(row, seconds, "s", aim)
 
 
-def make_network(sizes: Pi0Sizes, *, device: torch.device, dtype: torch.dtype) -> PaliGemmaNetwork:
-    """Random weights of pi0, or of pi0.5 if these are its sizes, made on the device."""
+def _first_actions(inputs: Inputs) -> Commitment:
+    """Ten actions of seven axes that a chunk must continue."""
+    target = torch.randn_like(inputs.noise)
+    weights = torch.zeros_like(target)
+    weights[:, :10, :7] = 1.0
+    return Commitment(target, weights)
+
+
+@overload
+def make_network(sizes: Pi0Sizes, *, device: torch.device, dtype: torch.dtype) -> PaliGemmaNetwork: ...
+@overload
+def make_network(sizes: SmolVLASizes, *, device: torch.device, dtype: torch.dtype) -> SmolVLANetwork: ...
+def make_network(
+    sizes: Pi0Sizes | SmolVLASizes, *, device: torch.device, dtype: torch.dtype
+) -> PaliGemmaNetwork | SmolVLANetwork:
+    """Random weights of the model that has such sizes, made on the device."""
+    network: PaliGemmaNetwork | SmolVLANetwork
     with torch.device("meta"):
-        network = Pi05Network(sizes) if isinstance(sizes, Pi05Sizes) else Pi0Network(sizes)
+        if isinstance(sizes, SmolVLASizes):
+            network = SmolVLANetwork(sizes)
+        else:
+            network = Pi05Network(sizes) if isinstance(sizes, Pi05Sizes) else Pi0Network(sizes)
     network = network.to(dtype).to_empty(device=device).requires_grad_(False).eval()
     for parameter in network.parameters():
         parameter.normal_(0.0, parameter.shape[-1] ** -0.5 if parameter.ndim > 1 else 0.02)
     return network
 
 
-def make_inputs(sizes: Pi0Sizes, *, device: torch.device, dtype: torch.dtype, batch: int = 1) -> Inputs:
-    size, num_tokens = sizes.vision.image_size, sizes.num_prompt_tokens
+def make_inputs(
+    sizes: Pi0Sizes | SmolVLASizes, *, device: torch.device, dtype: torch.dtype, batch: int = 1
+) -> Inputs:
+    size, num_tokens = sizes.image_size, sizes.num_prompt_tokens
     return Inputs(
         images=torch.rand(batch, sizes.num_cameras, 3, size, size, device=device).mul(2.0).sub(1.0).to(dtype),
         camera_mask=torch.ones(batch, sizes.num_cameras, dtype=torch.bool, device=device),

@@ -70,6 +70,7 @@ _PATHS = {  # keys that name files and folders, which may be anywhere on this ma
     "model_folder": "a folder outside the run",
     "checkpoint": "weights outside the run",
     "stats": "a file outside the run",
+    "adapter": "a folder outside the run",
     "tokenizer": "a file outside the run",
 }
 _DEFAULTS = {"token_env": "DOVETAIL_TOKEN"}

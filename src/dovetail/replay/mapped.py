@@ -29,7 +29,8 @@ class MappedReplayConfig(Config):
     """Maximum number of rows, in addition to capacity_gb. An episode of T steps takes T + 1 rows."""
     image_size: Annotated[int, Field(ge=16, le=4096)] | Literal["auto", "full"] = "auto"
     """Longer side, in pixels, of the images that the policy looks at and the replay stores. Larger ones are scaled down
-    without distortion; the log keeps the full size. Auto: 128, or what the policy asks for (pi0: 224). Full: never."""
+    without distortion; the log keeps the full size. Auto: 128, or what the policy asks for (pi0: 224, smolvla: 512).
+    Full: never."""
     keep_demos: bool = True
     """Never evict demonstrations."""
     num_threads: int = Field(default=2, ge=1, le=64)

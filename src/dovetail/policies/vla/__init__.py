@@ -1,1 +1,1 @@
-"""Vision-language-action models: networks, published checkpoints and preprocessing. Now: pi0 and pi0.5."""
+"""Vision-language-action models: networks, published checkpoints and preprocessing. Now: pi0, pi0.5 and SmolVLA."""

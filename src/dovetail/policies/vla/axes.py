@@ -11,7 +11,7 @@ from dovetail.core.errors import SpecMismatch, did_you_mean
 from dovetail.core.specs import ArraySpec, RobotSpec
 from dovetail.core.types import Array
 
-__all__ = ["ActionAxes", "StateAxes", "match_cameras"]
+__all__ = ["ActionAxes", "StateAxes", "camera_name", "match_cameras"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,10 +86,17 @@ class ActionAxes:
         return np.asarray(np.where(self.relative, padded, 0.0)[:, None], np.float32)
 
 
-def match_cameras(robot: RobotSpec, images: Mapping[str, str], *, cameras: Sequence[str]) -> dict[str, str]:
-    """Camera of the checkpoint: camera of the robot, in the checkpoint's order. Raise SpecMismatch for unknown ones."""
-    prefix = "observation.images."
-    wanted = {name.removeprefix(prefix): ours for name, ours in images.items()}
+def camera_name(feature: str) -> str:
+    """The name of a camera from LeRobot's name of the feature: observation.images.top, or observation.image2."""
+    return feature.removeprefix("observation.").removeprefix("images.")
+
+
+def match_cameras(
+    robot: RobotSpec, images: Mapping[str, str], *, cameras: Sequence[str], max_absent: int | None = None
+) -> dict[str, str]:
+    """Camera of the checkpoint: camera of the robot, in the checkpoint's order. Raise SpecMismatch for unknown ones, and
+    if more than `max_absent` cameras of the checkpoint are not named."""
+    wanted = {camera_name(name): ours for name, ours in images.items()}
     ours = [key for key, spec in robot.observation.items() if spec.is_image]
     for name, key in wanted.items():
         if name not in cameras:
@@ -105,6 +112,12 @@ def match_cameras(robot: RobotSpec, images: Mapping[str, str], *, cameras: Seque
             raise SpecMismatch(
                 f"policy.images maps '{name}' to '{key}', but robot '{robot.name}' has no such camera.{hint}"
             )
+    absent = [name for name in cameras if name not in wanted]
+    if max_absent is not None and len(absent) > max_absent:
+        raise SpecMismatch(
+            f"policy.images lacks {', '.join(absent)}, but the checkpoint was trained with at most {max_absent} absent "
+            "cameras (empty_cameras). Name a camera of the robot for each"
+        )
     return {name: wanted[name] for name in cameras if name in wanted}
 
 

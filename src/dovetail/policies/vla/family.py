@@ -59,7 +59,10 @@ class FlowNetwork(ABC, nn.Module):
     @property
     def components(self) -> dict[str, nn.Module]:
         """The parts that can be trained or frozen separately. Every parameter is in exactly one of them."""
-        return {"network": self}
+        modules = dict(self.named_children())
+        text = {name: modules.pop(name) for name in ("embedding", "text_layers")}
+        vision = modules.pop("vision")
+        return {"vision": vision, "text": nn.ModuleDict(text), "expert": nn.ModuleDict(modules)}
 
     @abstractmethod
     def prefix(
@@ -128,3 +131,5 @@ class Family:
     """In folders that do not name them."""
     export: Callable[[Any], Export]
     """How a Checkpoint is written as a LeRobot folder."""
+    masks_any_camera: bool = True
+    """Whether any camera may be absent. Otherwise, as many as `empty_cameras` in LeRobot's config.json."""

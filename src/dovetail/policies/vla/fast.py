@@ -21,10 +21,10 @@ from torch.nn import functional
 
 from dovetail.policies.vla import kernels
 from dovetail.policies.vla.fast_vjp import FastVelocity, compiled
-from dovetail.policies.vla.paligemma_network import PaliGemmaNetwork, Prefix, aligned, layers_of
+from dovetail.policies.vla.paligemma_network import PaliGemmaNetwork, Prefix, layers_of
 from dovetail.policies.vla.pi0_network import Pi0Network
 from dovetail.policies.vla.sampler import FEW_TOKENS, Inputs, Parts
-from dovetail.policies.vla.transformers import GemmaLayer, Rotation, VisionLayer, VisionTower, rotation
+from dovetail.policies.vla.transformers import GemmaLayer, Rotation, VisionLayer, VisionTower, aligned, rotation
 
 __all__ = ["FastPaliGemma", "fast_parts"]
 

@@ -27,11 +27,14 @@ MODES: Mapping[str, tuple[str, ...]] = {  # mode: the statistics that it needs
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Normalization:
-    """x to (x - shift) / scale, and y back to y * back_scale + shift."""
+    """x to (x - shift) / scale + first, and y back to (y - first) * back_scale + shift."""
 
     shift: Array  # [N], float32
     scale: Array
     back_scale: Array
+    first: float = 0.0
+    """What `shift` becomes. Ranges begin at -1; their middle cannot be the shift, because float32 has no middle of an empty
+    range that was widened by 1e-8."""
     mode: str = "IDENTITY"
     statistics: Mapping[str, Array] = field(default_factory=dict)  # that it was made of
 
@@ -40,10 +43,10 @@ class Normalization:
         return len(self.shift)
 
     def apply(self, values: Array) -> Array:
-        return np.asarray((values - self.shift) / self.scale, np.float32)
+        return np.asarray((values - self.shift) / self.scale + np.float32(self.first), np.float32)
 
     def revert(self, values: Array) -> Array:
-        return np.asarray(values * self.back_scale + self.shift, np.float32)
+        return np.asarray((values - np.float32(self.first)) * self.back_scale + self.shift, np.float32)
 
     @staticmethod
     def identity(size: int) -> Normalization:
@@ -75,7 +78,7 @@ class Normalization:
 def _range(low: Array, width: Array) -> Normalization:
     """2 (x - low) / width - 1"""
     half = (width / 2.0).astype(np.float32)
-    return Normalization(shift=(low + half).astype(np.float32), scale=half, back_scale=half)
+    return Normalization(shift=low, scale=half, back_scale=half, first=-1.0)
 
 
 def _of_mode(mode: str, statistics: Mapping[str, Array], *, name: str) -> tuple[Array, Array]:

@@ -22,9 +22,18 @@ from torch.nn import functional
 
 from dovetail.policies.vla.family import FlowNetwork
 from dovetail.policies.vla.sizes import Pi0Sizes
-from dovetail.policies.vla.transformers import GemmaLayer, LayerModulation, Rotation, VisionTower, attend, rotation
+from dovetail.policies.vla.transformers import (
+    GemmaLayer,
+    LayerModulation,
+    Rotation,
+    VisionTower,
+    aligned,
+    attend,
+    insert,
+    rotation,
+)
 
-__all__ = ["PaliGemmaNetwork", "Prefix", "aligned", "layers_of", "with_room"]
+__all__ = ["PaliGemmaNetwork", "Prefix", "layers_of"]
 
 
 class Prefix(NamedTuple):
@@ -58,16 +67,6 @@ class PaliGemmaNetwork(FlowNetwork):
     def dtype(self) -> torch.dtype:
         return self.action_out.weight.dtype
 
-    @property
-    def components(self) -> dict[str, nn.Module]:
-        text: dict[str, nn.Module] = {"embedding": self.embedding, "layers": self.text_layers}
-        others = {
-            name: module
-            for name, module in self.named_children()
-            if name not in ("vision", "embedding", "text_layers")
-        }
-        return {"vision": self.vision, "text": nn.ModuleDict(text), "expert": nn.ModuleDict(others)}
-
     def prefix(
         self, images: Tensor, camera_mask: Tensor, tokens: Tensor, token_mask: Tensor, state: Tensor
     ) -> Prefix:
@@ -93,8 +92,8 @@ class PaliGemmaNetwork(FlowNetwork):
         for index, (layer, cached_keys, cached_values) in enumerate(layers):
             modulation = self.modulation(time, index)
             q, k, v = layer.project(tokens, prefix.where, modulation)
-            keys = _insert(cached_keys, k, prefix.num_keys)
-            values = _insert(cached_values, v, prefix.num_keys)
+            keys = insert(cached_keys, k, end=prefix.num_keys)
+            values = insert(cached_values, v, end=prefix.num_keys)
             tokens = layer.finish(tokens, attend(q, keys, values, prefix.bias), modulation)
         return self.action_velocity(tokens, time)
 
@@ -152,24 +151,3 @@ class PaliGemmaNetwork(FlowNetwork):
 
 def layers_of(modules: nn.ModuleList) -> list[GemmaLayer]:
     return cast("list[GemmaLayer]", list(modules))
-
-
-def aligned(num_keys: int) -> int:
-    """The number of keys with padding. Tensor cores need rows of whole 16 bytes; without padding, a GPU takes kernels that
-    are several times slower."""
-    return -(-num_keys // 8) * 8
-
-
-def with_room(known: Tensor, horizon: int) -> Tensor:
-    """[B, K, T, D], with zeros where the actions will be, and behind them."""
-    num_known = known.shape[2]
-    return functional.pad(known, (0, 0, 0, aligned(num_known + horizon) - num_known))
-
-
-def _insert(cached: Tensor, new: Tensor, end: int) -> Tensor:
-    """`cached` with `new` in the places before `end`. In place unless gradients are needed."""
-    first = end - new.shape[2]
-    if torch.is_grad_enabled():
-        return torch.cat((cached[:, :, :first], new, cached[:, :, end:]), dim=2)
-    cached[:, :, first:end] = new
-    return cached

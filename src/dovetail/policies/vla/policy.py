@@ -137,7 +137,12 @@ class VlaPolicy:
                     f"the statistics of {checkpoint.folder} have {size} {what} axes, but its weights take at most {limit}. "
                     "Use the statistics of this checkpoint (policy.stats)"
                 )
-        cameras = match_cameras(self._robot, config.images, cameras=checkpoint.cameras)
+        cameras = match_cameras(
+            self._robot,
+            config.images,
+            cameras=checkpoint.cameras,
+            max_absent=checkpoint.max_absent_cameras,
+        )
         names = config.action_axes
         relative = _relative_axes(checkpoint, config, self._robot)
         return _Setup(

@@ -10,6 +10,7 @@ import numpy as np
 
 from dovetail.core.errors import CheckpointError, UsageError, one_line
 from dovetail.core.types import Array
+from dovetail.policies.vla.checkpoints.weight_files import read_json
 
 __all__ = ["PromptTokenizer", "clean_task"]
 
@@ -20,7 +21,9 @@ def clean_task(task: str) -> str:
 
 
 class PromptTokenizer:
-    """`path` is a tokenizer.json or a folder with one. `bos` is put before each text, and `origin` has the right file."""
+    """`path` is a tokenizer.json or a folder with one. `bos` is put before each text, and `origin` has the right file.
+
+    Without `bos`, special tokens are those that the file itself adds."""
 
     def __init__(self, path: Path, *, num_tokens: int, vocabulary: int, bos: str | None, origin: str) -> None:
         self._num_tokens = num_tokens
@@ -29,6 +32,8 @@ class PromptTokenizer:
         if not file.is_file():
             raise UsageError(f"no tokenizer: {file} does not exist. {hint}: set policy.tokenizer")
         self._tokenizer = _read(file, hint)
+        self._cuts_left = _cuts_left(file.with_name("tokenizer_config.json"))
+        self._adds_special = bos is None
         self._first = [] if bos is None else [self._tokenizer.token_to_id(bos)]
         if None in self._first or self._tokenizer.get_vocab_size() > vocabulary:
             wanted = f"at most {vocabulary} tokens" + ("" if bos is None else f" and {bos}")
@@ -37,8 +42,9 @@ class PromptTokenizer:
 
     def _encode(self, text: str) -> tuple[Array, Array]:
         """Tokens, int64 [L], and their mask, padded right. A longer text is cut."""
-        ids = self._tokenizer.encode(text, add_special_tokens=False).ids
-        found = [*self._first, *ids][: self._num_tokens]
+        ids = self._tokenizer.encode(text, add_special_tokens=self._adds_special).ids
+        room = self._num_tokens - len(self._first)
+        found = [*self._first, *(ids[-room:] if self._cuts_left else ids[:room])]
         tokens, mask = np.zeros(self._num_tokens, np.int64), np.zeros(self._num_tokens, np.bool_)
         tokens[: len(found)], mask[: len(found)] = found, True
         return tokens, mask
@@ -50,6 +56,14 @@ def _read(file: Path, hint: str) -> Any:
     except ImportError as error:
         raise UsageError("prompts need the package 'tokenizers': pip install 'dovetail[vlm]'") from error
     try:
-        return Tokenizer.from_file(str(file))
+        tokenizer = Tokenizer.from_file(str(file))
     except Exception as error:  # the package raises nothing more specific
         raise CheckpointError(f"{file} is no tokenizer ({one_line(error)}). {hint}: copy it again") from error
+    tokenizer.no_truncation()  # a file may keep the lengths of its last use
+    tokenizer.no_padding()
+    return tokenizer
+
+
+def _cuts_left(config: Path) -> bool:
+    """SmolVLM2's tokenizer keeps the end of a long text. Only its tokenizer_config.json says so."""
+    return config.is_file() and read_json(config).get("truncation_side") == "left"

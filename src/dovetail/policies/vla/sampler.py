@@ -95,7 +95,8 @@ class Sampler:
 
     def _sample(self, inputs: Inputs, commitment: Commitment | None) -> Tensor:
         num, x = self._num_steps, inputs.noise
-        times = 1.0 - torch.arange(num, device=x.device) / num  # 1 is noise
+        # 1 is noise; rounded once, as LeRobot does it
+        times = (1.0 - torch.arange(num, dtype=torch.float64, device=x.device) / num).float()
         embedded = self._network.embed_times(times)
         whole = self._parts.sample
         if whole is not None and commitment is None and x.shape[0] * x.shape[1] <= FEW_TOKENS:

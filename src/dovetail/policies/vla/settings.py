@@ -10,7 +10,7 @@ from pydantic import Field
 from dovetail.config.model import Config
 from dovetail.policies.settings import GuidanceConfig
 
-__all__ = ["Pi0Config", "Pi05Config", "VlaConfig"]
+__all__ = ["Pi0Config", "Pi05Config", "SmolVLAConfig", "VlaConfig"]
 
 
 class VlaConfig(Config):
@@ -20,7 +20,8 @@ class VlaConfig(Config):
     checkpoint: str
     """Folder with published weights in the format of LeRobot, transformers or openpi (converted to PyTorch)."""
     images: dict[str, str] = Field(min_length=1)
-    """Camera of the checkpoint: camera of the robot. Cameras of the checkpoint that are not named here are masked."""
+    """Camera of the checkpoint: camera of the robot. Cameras of the checkpoint that are not named here are masked
+    (smolvla: only up to its `empty_cameras`)."""
     state: tuple[str, ...] = ()
     """Observation keys that make the state, in this order; empty: all low-dimensional ones of the robot."""
     state_axes: tuple[str, ...] = ()
@@ -60,3 +61,7 @@ class Pi05Config(VlaConfig):
     num_prompt_states: int | None = Field(default=None, ge=1)
     """Number of state values in the prompt, the rest zeros. Set 32 for weights that LeRobot 0.4 trained: it padded the
     state, and the folder does not say it. Null: only the state's own values, as openpi and LeRobot from 0.5 on."""
+
+
+class SmolVLAConfig(VlaConfig):
+    preferred_image_size: ClassVar[int] = 512  # SmolVLM2's

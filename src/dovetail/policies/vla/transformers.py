@@ -1,4 +1,4 @@
-"""The two transformers of pi0 and pi0.5: SigLIP for images and Gemma for text and actions.
+"""Transformers of vision-language-action models: SigLIP for images, and Gemma for text and actions.
 
 Products that share their input are one product: queries, keys and values, and the two halves of a gated MLP. All heads that
 share a key head are rows of one product, so a layer with one key head needs no transposition.
@@ -6,6 +6,7 @@ share a key head are rows of one product, so a layer with one key head needs no 
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import torch
@@ -22,9 +23,14 @@ __all__ = [
     "Rotation",
     "VisionLayer",
     "VisionTower",
+    "aligned",
     "attend",
+    "heads_as_rows",
+    "insert",
     "rms_norm",
+    "rotate",
     "rotation",
+    "with_room",
 ]
 
 _ROPE_BASE = 10_000.0
@@ -35,22 +41,22 @@ _EPSILON = 1e-6
 
 
 class VisionTower(nn.Module):
-    """Images [N, 3, S, S] in [-1, 1] to tokens [N, P, out]."""
+    """Images [N, 3, S, S] in [-1, 1] to tokens [N, T, out]. `bias` is the last product's."""
 
-    def __init__(self, sizes: VisionSizes, *, out: int) -> None:
+    def __init__(self, sizes: VisionSizes, *, out: int, bias: bool = True) -> None:
         super().__init__()
-        self._patch = sizes.patch_size
+        self._patch, self._join = sizes.patch_size, sizes.join
         self.patch = nn.Conv2d(3, sizes.width, sizes.patch_size, stride=sizes.patch_size)
         self.position = nn.Parameter(torch.zeros(sizes.num_patches, sizes.width))
         self.layers = nn.ModuleList(VisionLayer(sizes) for _ in range(sizes.num_layers))
         self.norm = nn.LayerNorm(sizes.width, eps=_EPSILON)
-        self.out = nn.Linear(sizes.width, out)
+        self.out = nn.Linear(sizes.join**2 * sizes.width, out, bias=bias)
 
     def forward(self, images: Tensor) -> Tensor:
         x = self.embed(images)
         for layer in self.layers:
             x = layer(x)
-        tokens: Tensor = self.out(self.norm(x))
+        tokens: Tensor = self.out(_joined(self.norm(x), self._join))
         return tokens
 
     def embed(self, images: Tensor) -> Tensor:
@@ -58,6 +64,16 @@ class VisionTower(nn.Module):
         patches = functional.pixel_unshuffle(images.to(self.position.dtype), self._patch)  # [N, 3 p p, s, s]
         weight, bias = self.patch.weight.flatten(1), self.patch.bias
         return functional.linear(patches.flatten(2).mT, weight, bias) + self.position
+
+
+def _joined(patches: Tensor, side: int) -> Tensor:
+    """Squares of side x side neighboring patches, [N, P, W] to [N, P / side^2, side^2 W]: rows first, then columns."""
+    if side == 1:
+        return patches
+    num_images, num_patches, width = patches.shape
+    num = math.isqrt(num_patches) // side
+    squares = patches.view(num_images, num, side, num, side, width).transpose(2, 3)
+    return squares.reshape(num_images, num * num, side * side * width)
 
 
 class VisionLayer(nn.Module):
@@ -155,19 +171,18 @@ class GemmaLayer(nn.Module):
         self, x: Tensor, where: Rotation, modulation: LayerModulation | None = None
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Queries [B, K, N * G, D] with the G heads of a key head as rows; keys and values [B, K, N, D]."""
-        num_rows, num_tokens, _ = x.shape
-        num_kv, size = self._num_kv_heads, self._head_size
+        num_kv = self._num_kv_heads
         normal = self.attention_norm(x, modulation and modulation.attention)
-        heads = self.qkv(normal).view(num_rows, num_tokens, -1, size)
+        heads = self.qkv(normal).view(*x.shape[:2], -1, self._head_size)
         q, k, v = heads.split((heads.shape[2] - 2 * num_kv, num_kv, num_kv), dim=2)
-        q = _rotate(q, where).view(num_rows, num_tokens, num_kv, -1, size).transpose(1, 2).flatten(2, 3)
-        return q, _rotate(k, where).transpose(1, 2), v.transpose(1, 2)
+        q = heads_as_rows(rotate(q, where), num_kv_heads=num_kv)
+        return q, rotate(k, where).transpose(1, 2), v.transpose(1, 2)
 
     def keys_values(self, x: Tensor, where: Rotation) -> tuple[Tensor, Tensor]:
         """Keys and values only: all that is used of the last layer, if no output is."""
         heads = functional.linear(self.attention_norm(x), self.qkv.weight[self._q_size :])
         k, v = heads.view(*x.shape[:2], 2, self._num_kv_heads, self._head_size).unbind(2)
-        return _rotate(k, where).transpose(1, 2), v.transpose(1, 2)
+        return rotate(k, where).transpose(1, 2), v.transpose(1, 2)
 
     def finish(self, x: Tensor, attended: Tensor, modulation: LayerModulation | None = None) -> Tensor:
         """Tokens [B, N, W] after this layer, from what they attended to, [B, K, N * G, D]."""
@@ -175,17 +190,47 @@ class GemmaLayer(nn.Module):
         change: Tensor = self.attention_out(heads)
         x = x + (change if modulation is None else change * modulation.attention.gate)
         gate, up = self.gate_up(self.mlp_norm(x, modulation and modulation.mlp)).chunk(2, dim=-1)
-        mlp: Tensor = self.down(functional.gelu(gate, approximate="tanh") * up)
+        mlp: Tensor = self.down(self.activate(gate) * up)
         return x + (mlp if modulation is None else mlp * modulation.mlp.gate)
 
+    def activate(self, gate: Tensor) -> Tensor:
+        return functional.gelu(gate, approximate="tanh")
 
-def _rotate(x: Tensor, where: Rotation) -> Tensor:
+
+def heads_as_rows(q: Tensor, *, num_kv_heads: int) -> Tensor:
+    """Queries [B, N, heads, D] as [B, K, N * G, D]: the G heads of a key head are rows of one product."""
+    num_rows, num_tokens, _, size = q.shape
+    return q.view(num_rows, num_tokens, num_kv_heads, -1, size).transpose(1, 2).flatten(2, 3)
+
+
+def rotate(x: Tensor, where: Rotation) -> Tensor:
     """Rotate the two halves of each head [B, N, heads, D] against each other."""
     a, b = x.float().chunk(2, dim=-1)
     return torch.cat((a * where.cos - b * where.sin, b * where.cos + a * where.sin), dim=-1).to(x.dtype)
 
 
 def attend(q: Tensor, keys: Tensor, values: Tensor, bias: Tensor) -> Tensor:
-    """Attention of rows [B, K, R, D] to [B, K, T, D], with `bias` [B, 1, 1, T] added to all rows. Softmax in float32."""
+    """Attention of rows [B, K, R, D] to [B, K, T, D]. `bias` [B, 1, 1 or R, T] is added. Softmax in float32."""
     scores = (q @ keys.mT).float() * q.shape[-1] ** -0.5 + bias
     return torch.softmax(scores, dim=-1).to(values.dtype) @ values
+
+
+def aligned(num_keys: int) -> int:
+    """The number of keys with padding. Tensor cores need rows of whole 16 bytes; without padding, a GPU takes kernels that
+    are several times slower."""
+    return -(-num_keys // 8) * 8
+
+
+def with_room(known: Tensor, num: int) -> Tensor:
+    """Keys or values [B, K, T, D] with zeros for `num` more, and behind them up to an aligned number."""
+    num_known = known.shape[2]
+    return functional.pad(known, (0, 0, 0, aligned(num_known + num) - num_known))
+
+
+def insert(cached: Tensor, new: Tensor, *, end: int) -> Tensor:
+    """`cached` [B, K, T, D] with `new` in the places before `end`. In place unless gradients are needed."""
+    first = end - new.shape[2]
+    if torch.is_grad_enabled():
+        return torch.cat((cached[:, :, :first], new, cached[:, :, end:]), dim=2)
+    cached[:, :, first:end] = new
+    return cached

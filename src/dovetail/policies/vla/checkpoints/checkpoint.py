@@ -26,6 +26,7 @@ class Checkpoint:
     layout: Layout
     files: WeightFiles
     cameras: tuple[str, ...]
+    max_absent_cameras: int | None = None  # None: any number may be absent
     state_mode: str
     action_mode: str
     state: Normalization | None = None  # None: the folder has no statistics

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from dovetail.policies.vla.sizes import Pi0Sizes
+from dovetail.policies.vla.sizes import Pi0Sizes, VisionSizes
 
-__all__ = ["KeyLayout", "parameter_sources"]
+__all__ = ["KeyLayout", "Pairs", "linear_sources", "parameter_sources", "vision_sources"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,31 +29,35 @@ def parameter_sources(sizes: Pi0Sizes, layout: KeyLayout) -> dict[str, tuple[str
     return {ours: theirs for part in (_vision, _gemma, _head) for ours, theirs in part(sizes, layout)}
 
 
-_Pairs = Iterator[tuple[str, tuple[str, ...]]]
+Pairs = Iterator[tuple[str, tuple[str, ...]]]
 
 
-def _linear(ours: str, *theirs: str) -> _Pairs:
+def linear_sources(ours: str, *theirs: str) -> Pairs:
     for kind in ("weight", "bias"):
         yield f"{ours}.{kind}", tuple(f"{name}.{kind}" for name in theirs)
 
 
-def _vision(sizes: Pi0Sizes, layout: KeyLayout) -> _Pairs:
-    prefix = layout.vision
-    yield from _linear("vision.patch", f"{prefix}embeddings.patch_embedding")
+def _vision(sizes: Pi0Sizes, layout: KeyLayout) -> Pairs:
+    yield from vision_sources(sizes.vision, layout.vision)
+    yield from linear_sources("vision.out", f"{layout.projector}linear")
+
+
+def vision_sources(sizes: VisionSizes, prefix: str) -> Pairs:
+    """SigLIP without its last product."""
+    yield from linear_sources("vision.patch", f"{prefix}embeddings.patch_embedding")
     yield "vision.position", (f"{prefix}embeddings.position_embedding.weight",)
-    for index in range(sizes.vision.num_layers):
+    for index in range(sizes.num_layers):
         ours, theirs = f"vision.layers.{index}", f"{prefix}encoder.layers.{index}"
-        yield from _linear(f"{ours}.attention_norm", f"{theirs}.layer_norm1")
-        yield from _linear(f"{ours}.qkv", *(f"{theirs}.self_attn.{name}_proj" for name in "qkv"))
-        yield from _linear(f"{ours}.attention_out", f"{theirs}.self_attn.out_proj")
-        yield from _linear(f"{ours}.mlp_norm", f"{theirs}.layer_norm2")
-        yield from _linear(f"{ours}.mlp_in", f"{theirs}.mlp.fc1")
-        yield from _linear(f"{ours}.mlp_out", f"{theirs}.mlp.fc2")
-    yield from _linear("vision.norm", f"{prefix}post_layernorm")
-    yield from _linear("vision.out", f"{layout.projector}linear")
+        yield from linear_sources(f"{ours}.attention_norm", f"{theirs}.layer_norm1")
+        yield from linear_sources(f"{ours}.qkv", *(f"{theirs}.self_attn.{name}_proj" for name in "qkv"))
+        yield from linear_sources(f"{ours}.attention_out", f"{theirs}.self_attn.out_proj")
+        yield from linear_sources(f"{ours}.mlp_norm", f"{theirs}.layer_norm2")
+        yield from linear_sources(f"{ours}.mlp_in", f"{theirs}.mlp.fc1")
+        yield from linear_sources(f"{ours}.mlp_out", f"{theirs}.mlp.fc2")
+    yield from linear_sources("vision.norm", f"{prefix}post_layernorm")
 
 
-def _gemma(sizes: Pi0Sizes, layout: KeyLayout) -> _Pairs:
+def _gemma(sizes: Pi0Sizes, layout: KeyLayout) -> Pairs:
     yield "embedding.weight", (layout.embedding,)
     for layers, prefix in (("text_layers", layout.text), ("expert_layers", layout.expert)):
         for index in range(sizes.text.num_layers):
@@ -67,7 +71,7 @@ def _gemma(sizes: Pi0Sizes, layout: KeyLayout) -> _Pairs:
             yield f"{ours}.gate_up.weight", tuple(f"{theirs}.mlp.{name}_proj.weight" for name in ("gate", "up"))
             yield f"{ours}.down.weight", (f"{theirs}.mlp.down_proj.weight",)
     if sizes.is_adaptive:
-        yield from _linear("modulations", *_adaptive_norms(sizes, layout.expert))
+        yield from linear_sources("modulations", *_adaptive_norms(sizes, layout.expert))
     else:
         yield "expert_norm.weight", (f"{layout.expert}norm.weight",)
 
@@ -79,11 +83,11 @@ def _adaptive_norms(sizes: Pi0Sizes, expert: str) -> Iterator[str]:
     yield f"{expert}norm.dense"
 
 
-def _head(sizes: Pi0Sizes, layout: KeyLayout) -> _Pairs:
+def _head(sizes: Pi0Sizes, layout: KeyLayout) -> Pairs:
     of_time = ("time_in", "time_mlp_in"), ("time_out", "time_mlp_out")
     if not sizes.is_adaptive:
         of_time = ("action_time_in", "action_time_mlp_in"), ("action_time_out", "action_time_mlp_out")
-        yield from _linear("state_in", f"{layout.action_time}state_proj")
+        yield from linear_sources("state_in", f"{layout.action_time}state_proj")
     for ours, theirs in (("action_in", "action_in_proj"), *of_time):
-        yield from _linear(ours, layout.action_time + theirs)
-    yield from _linear("action_out", layout.action_out)
+        yield from linear_sources(ours, layout.action_time + theirs)
+    yield from linear_sources("action_out", layout.action_out)

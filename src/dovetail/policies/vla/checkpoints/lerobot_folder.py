@@ -11,6 +11,7 @@ import numpy as np
 
 from dovetail.core.errors import CheckpointError, UsageError
 from dovetail.core.types import Array
+from dovetail.policies.vla.axes import camera_name
 from dovetail.policies.vla.checkpoints.checkpoint import Checkpoint
 from dovetail.policies.vla.checkpoints.weight_files import WeightFiles, read_json, tensors_of
 from dovetail.policies.vla.family import Family
@@ -51,7 +52,8 @@ def open_folder(folder: Path, config: Mapping[str, Any], files: WeightFiles, fam
         format="LeRobot",
         layout=layout,
         files=files,
-        cameras=tuple(key.removeprefix(IMAGES) for key in config["input_features"] if key.startswith(IMAGES)),
+        cameras=tuple(camera_name(key) for key, of in config["input_features"].items() if of["type"] == "VISUAL"),
+        max_absent_cameras=None if family.masks_any_camera else int(config.get("empty_cameras", 0)),
         state=_normalization(folder, files, before.get("normalizer_processor"), STATE, modes["STATE"], config),
         action=_normalization(folder, files, after.get("unnormalizer_processor"), ACTION, modes["ACTION"], config),
         state_mode=modes["STATE"],

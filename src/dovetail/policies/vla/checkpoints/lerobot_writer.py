@@ -52,9 +52,9 @@ def write_lerobot(folder: Path, checkpoint: Checkpoint, *, changed: Mapping[str,
                 )
                 save_file(statistics, folder / step["state_file"])
         _write_json(folder / name, {"name": name.removesuffix(".json"), "steps": steps})
-    tokenizer = checkpoint.folder / "tokenizer.json"
-    if tokenizer.is_file():
-        shutil.copyfile(tokenizer, folder / tokenizer.name)
+    for tokenizer in ("tokenizer.json", "tokenizer_config.json"):
+        if (checkpoint.folder / tokenizer).is_file():
+            shutil.copyfile(checkpoint.folder / tokenizer, folder / tokenizer)
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
 
 

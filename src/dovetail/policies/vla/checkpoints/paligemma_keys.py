@@ -14,10 +14,10 @@ from dovetail.policies.vla.checkpoints.keys import KeyLayout, parameter_sources
 from dovetail.policies.vla.family import Layout
 from dovetail.policies.vla.sizes import GemmaSizes, Pi0Sizes, VisionSizes
 
-__all__ = ["lerobot_layout", "openpi_layout", "shared_keys"]
+__all__ = ["STATISTICS", "count_layers", "lerobot_layout", "openpi_layout", "shared_keys"]
 
 _VISION_HEADS = 16  # of PaliGemma's vision tower in all variants; shapes do not tell
-_STATISTICS = ("normalize_inputs.", "normalize_targets.", "unnormalize_outputs.")
+STATISTICS = ("normalize_inputs.", "normalize_targets.", "unnormalize_outputs.")
 
 
 _Shapes = Mapping[str, tuple[int, ...]]
@@ -87,7 +87,7 @@ def shared_keys(shapes: Mapping[str, Any], *, prefix: str) -> KeyLayout:
         expert=f"{whole}gemma_expert.model.",
         action_time=prefix,
         action_out=f"{prefix}action_out_proj",
-        is_unused=lambda key: key in unused or key.startswith(_STATISTICS),
+        is_unused=lambda key: key in unused or key.startswith(STATISTICS),
     )
 
 
@@ -107,7 +107,7 @@ def _sizes_from_shapes(
         head_size = shape(f"{first}self_attn.k_proj.weight")[0]  # PaliGemma has one key head
         return GemmaSizes(
             width=width,
-            num_layers=_num_layers(shapes, prefix),
+            num_layers=count_layers(shapes, prefix),
             num_heads=queries // head_size,
             num_kv_heads=1,
             head_size=head_size,
@@ -118,7 +118,7 @@ def _sizes_from_shapes(
     num_patches = shape(f"{keys.vision}embeddings.position_embedding.weight")[0]
     vision = VisionSizes(
         width=width,
-        num_layers=_num_layers(shapes, f"{keys.vision}encoder."),
+        num_layers=count_layers(shapes, f"{keys.vision}encoder."),
         num_heads=_VISION_HEADS,
         mlp_width=shape(f"{keys.vision}encoder.layers.0.mlp.fc1.weight")[0],
         image_size=math.isqrt(num_patches) * patch_size,
@@ -128,6 +128,6 @@ def _sizes_from_shapes(
     return model(vision=vision, text=gemma(keys.text), expert=gemma(keys.expert), vocabulary=vocabulary, **others)
 
 
-def _num_layers(shapes: Mapping[str, Any], prefix: str) -> int:
+def count_layers(shapes: Mapping[str, Any], prefix: str) -> int:
     layer = re.compile(re.escape(prefix) + r"layers\.(\d{1,3})\.")
     return 1 + max((int(found[1]) for key in shapes if (found := layer.match(key))), default=-1)
