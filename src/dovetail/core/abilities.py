@@ -61,6 +61,7 @@ __all__ = [
     "LearnsFromRunning",
     "LearnsOnPolicy",
     "LimitsSteps",
+    "MakesDevice",
     "MovesToDevice",
     "NeedsPackages",
     "NeedsVerdict",
@@ -436,6 +437,17 @@ class WatchesStop(Protocol):
 
     def watch(self, on_emergency: Callable[[str], None]) -> None:
         """Read the device from now on. Its emergency stop calls `on_emergency` with the operator's name."""
+
+
+@runtime_checkable
+class MakesDevice(Protocol):
+    """The class of an operator whose device can be opened without a robot: its STOP is heard while a process starts. The
+    constructor takes `device`, which is open and read already (`human.device_reader.DeviceReader`)."""
+
+    name: str
+
+    def make_device(self, config: Any) -> Any:
+        """The device for these settings, not open (`human.device_reader.Device`). None: this operator has none."""
 
 
 @runtime_checkable

@@ -32,10 +32,9 @@ from pathlib import Path
 from types import ModuleType, TracebackType
 from typing import Any, ClassVar, Self
 
-from dovetail.core.contracts import Operator, Task
 from dovetail.core.errors import UsageError
-from dovetail.core.specs import RobotSpec
 from dovetail.human import _evdev
+from dovetail.human.device_reader import Device
 from dovetail.human.gamepad import (
     ABS_HAT0X,
     ABS_HAT0Y,
@@ -53,11 +52,9 @@ from dovetail.human.gamepad import (
     BTN_TL,
     BTN_TR,
     BTN_WEST,
-    GamepadConfig,
-    GamepadDevice,
     GamepadOperator,
 )  # fmt: skip
-from dovetail.human.pedal import PedalConfig, PedalDevice, PedalOperator
+from dovetail.human.pedal import PedalOperator
 from dovetail.human.spacemouse import SpaceMouseConfig, SpaceMouseOperator
 
 __all__ = [
@@ -142,6 +139,13 @@ class _Device:
             if self._socket is not None:
                 self._accept(self._socket)
             return {_peer_pid(reader) for reader in self._readers if _is_connected(reader)}
+
+    def num_readers(self) -> int:
+        """How often the device is open."""
+        with self._lock:
+            if self._socket is not None:
+                self._accept(self._socket)
+            return sum(_is_connected(reader) for reader in self._readers)
 
     def _accept(self, listening: socket.socket) -> None:
         with contextlib.suppress(BlockingIOError):
@@ -479,18 +483,13 @@ def _mask(codes: Sequence[int], size: int) -> bytes:
 class EmulatedGamepadOperator(GamepadOperator):
     """The gamepad operator with an EmulatedGamepad."""
 
-    def __init__(self, config: GamepadConfig, *, robot: RobotSpec, task: Task | None = None) -> None:
-        super().__init__(config, robot=robot, task=task, device=GamepadDevice(config, kernel=EmulatedKernel()))
+    kernel: ClassVar[type[EmulatedKernel]] = EmulatedKernel
 
 
 class EmulatedPedalOperator(PedalOperator):
     """The pedal operator with an EmulatedPedal."""
 
-    def __init__(
-        self, config: PedalConfig, *, robot: RobotSpec, inner: Operator, task: Task | None = None
-    ) -> None:
-        device = PedalDevice(config, kernel=EmulatedKernel())
-        super().__init__(config, robot=robot, inner=inner, task=task, device=device)
+    kernel: ClassVar[type[EmulatedKernel]] = EmulatedKernel
 
 
 class EmulatedSpaceMouseConfig(SpaceMouseConfig):
@@ -505,9 +504,11 @@ class EmulatedSpaceMouseOperator(SpaceMouseOperator):
 
     Config: ClassVar[type[EmulatedSpaceMouseConfig]] = EmulatedSpaceMouseConfig
 
-    def __init__(self, config: EmulatedSpaceMouseConfig, *, robot: RobotSpec, task: Task | None = None) -> None:
+    @classmethod
+    def make_device(cls, config: SpaceMouseConfig) -> Device:
+        assert isinstance(config, EmulatedSpaceMouseConfig)
         install_easyhid(Path(config.path))
-        super().__init__(config, robot=robot, task=task)
+        return super().make_device(config)
 
 
 def install_easyhid(path: Path) -> None:

@@ -53,6 +53,7 @@ from dovetail.runs.assembly.operators import console_config
 from dovetail.runs.assembly.policy_components import build_policy
 from dovetail.runs.assembly.policy_rate import policy_robot
 from dovetail.runs.assembly.seen_images import image_size
+from dovetail.runs.assembly.stop_devices import StopDevices
 from dovetail.runs.assembly.workcell import Workcell, build_workcell
 
 __all__ = ["Assembly", "build_assembly", "build_labeler", "build_labeler_chain", "build_trainable", "is_on_policy"]
@@ -325,12 +326,16 @@ def build_assembly(
     on_restart: Callable[[str, int], None] | None = None,
     name: str | None = None,
     lock_descriptor: int | None = None,
+    early_devices: StopDevices | None = None,
 ) -> Assembly:
     """Build robot and task, and check that they fit.
 
     `live` makes the link to the console. `name` is the robot's name among several. With `on_restart(process, pid)`, a killed
-    process of the arm is restarted; without it, that is a fault. `lock_descriptor`: see RobotHost.
+    process of the arm is restarted; without it, that is a fault. `lock_descriptor`: see RobotHost. `early_devices`: the
+    devices of the operator, if they are open already.
     """
+    if early_devices is None and live is not None:
+        early_devices = StopDevices(config.operator)  # first: a press is heard while the rest is built
     torch.set_num_threads(1)  # more threads than cores would slow down every process
     workcell = build_workcell(
         task=config.task,
@@ -340,10 +345,13 @@ def build_assembly(
         hides_success=config.labeling.hide_success,
         name=name,
         operator=config.operator,
+        early_devices=early_devices,
     )
     link = live(workcell.robot.spec) if live is not None else None
     if link is not None:
         link.open()
+        if early_devices is not None:
+            early_devices.report_to(link.stop)
         # here, too, although a control process reads it: that process may hang, wait after a fault or restart
         workcell.watch_device(config.operator, link.stop)
         driven = console_config(config.operator)
