@@ -11,7 +11,8 @@ from typing import ClassVar, Literal
 from pydantic import Field
 
 from dovetail.actor.board import Board, BoardLayout
-from dovetail.actor.control import ControlLoop, HealthCheck
+from dovetail.actor.control import ControlLoop
+from dovetail.actor.episode_end import HealthCheck
 from dovetail.actor.episode_writer import EpisodeWriter
 from dovetail.actor.homing import Home
 from dovetail.actor.inference import Inference, InlineInference, ThreadInference

@@ -12,7 +12,8 @@ from typing import Any
 
 from dovetail.actor.actors import ActorConfig, make_loop
 from dovetail.actor.board import Board
-from dovetail.actor.control import ControlLoop, HealthCheck
+from dovetail.actor.control import ControlLoop
+from dovetail.actor.episode_end import HealthCheck
 from dovetail.actor.inference import ProcessInference
 from dovetail.actor.modes import Mode
 from dovetail.actor.planner import Delays

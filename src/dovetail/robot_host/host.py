@@ -21,7 +21,7 @@ from typing import Any
 
 from dovetail.actor.actors import ActorConfig, board_layout, make_start
 from dovetail.actor.board import Board
-from dovetail.actor.control import EpisodeEnd
+from dovetail.actor.episode_end import EpisodeEnd
 from dovetail.config.plugins import resolve
 from dovetail.config.schema import RunConfig
 from dovetail.core import errors

@@ -1,0 +1,148 @@
+"""Optional abilities of plugins. The runtime tests for each one with `isinstance`:
+
+    if isinstance(robot, UsesBuffers):
+        robot.use_buffers(next_buffer)
+
+Some abilities are class attributes, because the runtime asks before it builds the object. The class itself is tested then:
+`isinstance(resolve("operator", name), Demonstrates)`. Each Protocol has few members: `isinstance` reads all of them. The
+modules of this folder have one kind of plugin each; import from here.
+"""
+
+from dovetail.core.abilities.actors import HasMode
+from dovetail.core.abilities.algorithms import LearnsFromRunning, LearnsOnPolicy, Shards
+from dovetail.core.abilities.labelers import (
+    AsksAgain,
+    AsksPerson,
+    ChecksMetrics,
+    ChecksRobot,
+    DecidesSuccess,
+    JudgesObservations,
+    RepeatsOutcome,
+    RewardsAtEnd,
+    SlowLabeler,
+)
+from dovetail.core.abilities.operators import (
+    ChecksDevice,
+    Demonstrates,
+    DrivenFromConsole,
+    DrivesAxes,
+    KeepsPace,
+    Leader,
+    MakesDevice,
+    Pauses,
+    Restarts,
+    Resumes,
+    WatchesStop,
+)
+from dovetail.core.abilities.plugins import Closes, HasName, HasVersion, NeedsPackages
+from dovetail.core.abilities.policies import (
+    BringsWeights,
+    CachesFeatures,
+    CountsSampledActions,
+    HasCanonicalSpace,
+    LearnsByImitation,
+    MovesToDevice,
+    WrapsCanonicalPolicy,
+)
+from dovetail.core.abilities.robots import (
+    BringsTask,
+    DescribesLink,
+    HasWorld,
+    HearsAcknowledgement,
+    IndependentStop,
+    PreparesReset,
+    Probes,
+    StopConnection,
+    UsesBuffers,
+)
+from dovetail.core.abilities.settings import (
+    ConfiguresFrameRate,
+    ConfiguresImages,
+    ConfiguresImageSize,
+    ConfiguresLayout,
+    ConfiguresLeader,
+    ConfiguresNormalization,
+    ConfiguresRealtime,
+    ConfiguresSpeed,
+    ConfiguresSwap,
+    ConfiguresTimeouts,
+    IdentifiesArm,
+    PrefersImageSize,
+    WrapsOperator,
+    WrapsOperators,
+)
+from dovetail.core.abilities.tasks import (
+    AsksVerdict,
+    BindsReset,
+    LimitsSteps,
+    NeedsVerdict,
+    PlansReset,
+    TakesOverPart,
+)
+
+__all__ = [
+    "AsksAgain",
+    "AsksPerson",
+    "AsksVerdict",
+    "BindsReset",
+    "BringsTask",
+    "BringsWeights",
+    "CachesFeatures",
+    "ChecksDevice",
+    "ChecksMetrics",
+    "ChecksRobot",
+    "Closes",
+    "ConfiguresFrameRate",
+    "ConfiguresImageSize",
+    "ConfiguresImages",
+    "ConfiguresLayout",
+    "ConfiguresLeader",
+    "ConfiguresNormalization",
+    "ConfiguresRealtime",
+    "ConfiguresSpeed",
+    "ConfiguresSwap",
+    "ConfiguresTimeouts",
+    "CountsSampledActions",
+    "DecidesSuccess",
+    "Demonstrates",
+    "DescribesLink",
+    "DrivenFromConsole",
+    "DrivesAxes",
+    "HasCanonicalSpace",
+    "HasMode",
+    "HasName",
+    "HasVersion",
+    "HasWorld",
+    "HearsAcknowledgement",
+    "IdentifiesArm",
+    "IndependentStop",
+    "JudgesObservations",
+    "KeepsPace",
+    "Leader",
+    "LearnsByImitation",
+    "LearnsFromRunning",
+    "LearnsOnPolicy",
+    "LimitsSteps",
+    "MakesDevice",
+    "MovesToDevice",
+    "NeedsPackages",
+    "NeedsVerdict",
+    "Pauses",
+    "PlansReset",
+    "PrefersImageSize",
+    "PreparesReset",
+    "Probes",
+    "RepeatsOutcome",
+    "Restarts",
+    "Resumes",
+    "RewardsAtEnd",
+    "Shards",
+    "SlowLabeler",
+    "StopConnection",
+    "TakesOverPart",
+    "UsesBuffers",
+    "WatchesStop",
+    "WrapsCanonicalPolicy",
+    "WrapsOperator",
+    "WrapsOperators",
+]
