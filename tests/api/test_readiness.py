@@ -141,6 +141,14 @@ def test_doctor_of_a_recipe_builds_its_algorithm_without_the_compiler() -> None:
     assert done.stdout.splitlines()[-1] == "0 [[], []] []"
 
 
+def test_low_priority_of_the_caller_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "low_priority", lambda: "idle")
+    config = load(["peg-insertion"], ["actor.layout=processes"])
+    finding = machine._real_time_rights(config)
+    assert not finding.ok and not finding.needed
+    assert "started with priority 'idle'. Start the run without chrt -i and nice" in finding.line
+
+
 def test_full_disk_and_slow_gl_are_reported(monkeypatch: pytest.MonkeyPatch, capfd: Any) -> None:
     monkeypatch.setattr(machine, "MIN_FREE_GB", 1e9)
     monkeypatch.setattr(rendering, "_PICTURE", "import time; time.sleep(60)")
