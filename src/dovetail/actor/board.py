@@ -48,6 +48,7 @@ class Board(ProcessSignals):
         self._extras = {name: self._arrays[f"extra/{name}"] for name in layout.extras}
         self._frame_of = {key: self._arrays[f"frame/{key}"] for key in layout.frames}
         self._num_frames = dict.fromkeys(layout.frames, 0)
+        self._num_kept = {key: layout.num_kept(key) for key in layout.observation}
         self._seen_frames = SeenFrames()
         self._captured_ns: dict[str, int] = {}
         self._reward_names: tuple[str, ...] = ()
@@ -86,7 +87,7 @@ class Board(ProcessSignals):
 
     def frame_buffer(self, key: str) -> Array:
         """Memory for a camera's next frame. A driver that writes there saves a copy."""
-        buffer: Array = self._values[key][self._num_frames[key] % self._num_rows]
+        buffer: Array = self._values[key][self._num_frames[key] % self._num_kept[key]]
         return buffer
 
     def observe(self, observation: Observation) -> int:
@@ -112,7 +113,7 @@ class Board(ProcessSignals):
         values: dict[str, Array] = {}
         for key, ring in self._values.items():
             at = self._frame_of[key][row % self._num_rows] if key in self._frame_of else row
-            view = ring[at % self._num_rows]
+            view = ring[at % self._num_kept[key]]
             view.flags.writeable = False
             values[key] = view
         return Observation(time_ns=int(self._row["time_ns"][row % self._num_rows]), values=values)
@@ -213,9 +214,12 @@ class Board(ProcessSignals):
     def is_overwritten(self, row: int) -> bool:
         """Whether a row may have been overwritten while it was read."""
         newest = self.num_seen - 1
-        frames = (of[[newest % self._num_rows, row % self._num_rows]] for of in self._frame_of.values())
+        at = [newest % self._num_rows, row % self._num_rows]
         # observe_again uses one more frame, so a frame may be gone before its row
-        gone = any(last + 1 >= first + self._num_rows for last, first in frames)
+        gone = any(
+            last + 1 >= first + self._num_kept[key]
+            for key, (last, first) in ((key, of[at]) for key, of in self._frame_of.items())
+        )
         return gone or self.num_seen >= row + self._num_rows
 
     # ---- private
@@ -247,13 +251,13 @@ class Board(ProcessSignals):
             return self._gather(key, rows)  # the policy's own check refuses it
         numbers = self._frame_of[key][rows % self._num_rows]
         return self._seen_frames.of(
-            key, numbers, spec.shape, first=first, frame=lambda number: ring[number % self._num_rows]
+            key, numbers, spec.shape, first=first, frame=lambda number: ring[number % self._num_kept[key]]
         )
 
     def _gather(self, key: str, rows: Array) -> Array:
         at = rows % self._num_rows
         if key in self._frame_of:
-            at = self._frame_of[key][at] % self._num_rows
+            at = self._frame_of[key][at] % self._num_kept[key]
         found: Array = self._values[key][at]
         return found
 

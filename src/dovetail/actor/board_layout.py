@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -44,17 +45,26 @@ class BoardLayout:
     extras: Mapping[str, tuple[str, tuple[int, ...]]]
     chunk: tuple[int, int]  # H, A
     ticks_per_step: int = 1  # rows per step of the policy's history
+    num_frames: Mapping[str, int] = field(default_factory=dict)  # of cameras that are slower than the robot
 
     @staticmethod
     def of(
-        robot: RobotSpec, *, extras: Mapping[str, Array], horizon: int, num_rows: int, ticks_per_step: int = 1
+        robot: RobotSpec,
+        *,
+        extras: Mapping[str, Array],
+        horizon: int,
+        num_rows: int,
+        ticks_per_step: int = 1,
+        num_frames: Mapping[str, int] = MappingProxyType({}),
     ) -> BoardLayout:
+        """`num_frames`: frames of a camera that are kept, if it gives fewer than one per row."""
         return BoardLayout(
             num_rows=num_rows,
             observation={key: (spec.dtype, spec.shape) for key, spec in robot.observation.items()},
             extras={name: (value.dtype.str, value.shape) for name, value in extras.items()},
             chunk=(horizon, robot.action.shape[0]),
             ticks_per_step=ticks_per_step,
+            num_frames={key: min(num_frames[key], num_rows) for key in robot.observation if key in num_frames},
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -64,6 +74,7 @@ class BoardLayout:
             "extras": self.extras,
             "chunk": self.chunk,
             "ticks_per_step": self.ticks_per_step,
+            "num_frames": dict(self.num_frames),
         }
 
     @staticmethod
@@ -77,12 +88,17 @@ class BoardLayout:
             extras=arrays(data["extras"]),
             chunk=(data["chunk"][0], data["chunk"][1]),
             ticks_per_step=data.get("ticks_per_step", 1),
+            num_frames=data.get("num_frames", {}),
         )
 
     @property
     def frames(self) -> tuple[str, ...]:
         """Observations that are images. Each frame is stored once, in a ring per camera."""
         return tuple(key for key, (_, shape) in self.observation.items() if len(shape) >= 3)
+
+    def num_kept(self, key: str) -> int:
+        """Number of values of an observation in memory: one per row, or fewer frames of a slow camera."""
+        return self.num_frames.get(key, self.num_rows)
 
     def arrays(self) -> Iterator[tuple[str, str, tuple[int, ...]]]:
         """Yield (name, dtype, shape) of every array in memory order."""
@@ -104,7 +120,7 @@ class BoardLayout:
         for name, (dtype, shape) in self.extras.items():
             yield f"extra/{name}", dtype, (rows, *shape)
         for key, (dtype, shape) in self.observation.items():
-            yield f"observation/{key}", dtype, (rows, *shape)
+            yield f"observation/{key}", dtype, (self.num_kept(key), *shape)
             if key in self.frames:
                 yield f"frame/{key}", "int64", (rows,)
         # last, so that a console of an older version finds the arrays before them

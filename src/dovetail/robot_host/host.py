@@ -41,6 +41,7 @@ from dovetail.robot_host.host_process import STOP_S, HostProcess, start_processe
 from dovetail.robot_host.process_settings import ProcessSettings
 from dovetail.robot_host.stop_sources import StopSources
 from dovetail.robot_host.supervisor_stop import STOP_CALL_S, stop_without_control
+from dovetail.runs.assembly.camera_rates import max_camera_fps
 from dovetail.runs.assembly.workcell import Workcell
 from dovetail.weights.store import DiskWeightStore
 
@@ -337,6 +338,7 @@ class RobotHost:
             robot=workcell.robot.spec,
             policy=self._policy,
             extras={**workcell.probe(), **workcell.robot.safety_extras()},
+            max_fps=max_camera_fps(self._config),
         )
         memory = anonymous_memory(layout.num_bytes)
         self._board = Board(layout, map_memory(memory, layout.num_bytes))

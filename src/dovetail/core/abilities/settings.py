@@ -17,6 +17,7 @@ __all__ = [
     "ConfiguresSwap",
     "ConfiguresTimeouts",
     "IdentifiesArm",
+    "LimitsFrameRate",
     "PrefersImageSize",
     "WrapsOperator",
     "WrapsOperators",
@@ -58,6 +59,14 @@ class ConfiguresFrameRate(Protocol):
     """A camera with a frame rate."""
 
     fps: float
+
+
+@runtime_checkable
+class LimitsFrameRate(Protocol):
+    """A camera that never gives more frames per second than this."""
+
+    @property
+    def max_fps(self) -> float: ...
 
 
 @runtime_checkable

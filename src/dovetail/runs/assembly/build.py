@@ -49,6 +49,7 @@ from dovetail.robot_host.restarting_actor import RestartingActor
 from dovetail.robot_host.stop_sources import StopSources
 from dovetail.robot_host.stop_watch import StopWatch
 from dovetail.robots.safety import SafeRobot
+from dovetail.runs.assembly.camera_rates import max_camera_fps
 from dovetail.runs.assembly.operators import console_config
 from dovetail.runs.assembly.policy_components import build_policy
 from dovetail.runs.assembly.policy_rate import policy_robot
@@ -260,7 +261,11 @@ class Assembly:
         if not self._boards:
             extras = {**self.workcell.probe(), **self.robot.safety_extras()}
             layout = board_layout(
-                self.config.actor.config, robot=self.robot.spec, policy=self.policy().spec, extras=extras
+                self.config.actor.config,
+                robot=self.robot.spec,
+                policy=self.policy().spec,
+                extras=extras,
+                max_fps=max_camera_fps(self.config),
             )
             self._boards.append(Board(layout, self.link.share_board(layout)))
         return self._boards[0]
