@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dovetail.actor.board import MAX_METRICS, MAX_REWARDS, Board, BoardLayout
+from dovetail.actor.board import Board, BoardLayout
+from dovetail.actor.board_layout import MAX_METRICS, MAX_REWARDS
 from dovetail.core.errors import SpecMismatch
 from dovetail.core.images import resize_images, seen_robot
 from dovetail.core.specs import ArraySpec, PolicySpec, RobotSpec

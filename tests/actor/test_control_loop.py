@@ -19,7 +19,7 @@ from dovetail.actor.actors import (
     make_loop,
 )
 from dovetail.actor.board import Board
-from dovetail.actor.control import HealthCheck
+from dovetail.actor.episode_end import HealthCheck
 from dovetail.actor.homing import Home
 from dovetail.actor.modes import Naive, Rtc, Sequential
 from dovetail.actor.telemetry import Telemetry

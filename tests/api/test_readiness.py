@@ -128,6 +128,27 @@ def test_doctor_without_recipe_loads_neither_simulator_nor_tensordict() -> None:
     assert done.stdout.splitlines()[-1] == "[]"
 
 
+def test_doctor_of_a_recipe_builds_its_algorithm_without_the_compiler() -> None:
+    code = (
+        "import sys; from dovetail.cli.main import main; from dovetail.api.checks import fit_problems\n"
+        "from dovetail.config.load import load; code = main(['doctor', 'peg-insertion'])\n"
+        "others = [fit_problems(load([name])) for name in ('push-cube-ppo', 'pick-place-sft')]\n"
+        "slow = ('torch._dynamo', 'torch.distributed.fsdp', 'torch.onnx', 'sympy', 'ray', 'nicegui', 'matplotlib')\n"
+        "print(code, others, [name for name in slow if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "algorithm rlpd fit each other" in done.stdout
+    assert done.stdout.splitlines()[-1] == "0 [[], []] []"
+
+
+def test_low_priority_of_the_caller_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "low_priority", lambda: "idle")
+    config = load(["peg-insertion"], ["actor.layout=processes"])
+    finding = machine._real_time_rights(config)
+    assert not finding.ok and not finding.needed
+    assert "started with priority 'idle'. Start the run without chrt -i and nice" in finding.line
+
+
 def test_full_disk_and_slow_gl_are_reported(monkeypatch: pytest.MonkeyPatch, capfd: Any) -> None:
     monkeypatch.setattr(machine, "MIN_FREE_GB", 1e9)
     monkeypatch.setattr(rendering, "_PICTURE", "import time; time.sleep(60)")

@@ -85,6 +85,10 @@ class Hand:
         self.calls.append("close")
 
 
+class EmulatedLeaderOperator(LeaderOperator):
+    kernel = EmulatedKernel
+
+
 class Seat:
     """A leader, its key, and the operator that they make."""
 
@@ -96,7 +100,7 @@ class Seat:
 
     def make(self, task=None):
         config = LeaderConfig(leader={"type": "any"}, path=str(self.device.path), **self.settings)
-        operator = LeaderOperator(config, robot=self.spec, leader=self.hand, kernel=EmulatedKernel())
+        operator = EmulatedLeaderOperator(config, robot=self.spec, leader=self.hand)
         self.operators.append(operator)
         return operator
 

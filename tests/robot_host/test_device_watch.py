@@ -16,6 +16,7 @@ from dovetail.live.link import LiveLink
 from dovetail.runs.assembly.build import build_assembly
 from dovetail.testing.input_devices import EmulatedGamepad
 from dovetail.testing.socket_arm_process import ArmProcess
+from support import TESTS
 from support.guarded_arm import CONFIG
 from support.live_host import order
 from support.waiting import wait_until
@@ -26,13 +27,13 @@ WITHIN_S = 1.0
 class ArmWithGamepad:
     """Runs episodes in processes, as a run does; a killed process is restarted."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, driver: str = "dovetail.testing.socket_arm:SocketArm") -> None:
         self.arm = ArmProcess().__enter__()
         self.gamepad = EmulatedGamepad(folder / "pad").__enter__()
         self._block, path = folder / "block", folder / "run.yaml"
         config = CONFIG.format(
             block=self._block,
-            driver="dovetail.testing.socket_arm:SocketArm",
+            driver=driver,
             address=self.arm.address,
             stop=self.arm.stop_address,
             layout="processes",
@@ -52,11 +53,12 @@ class ArmWithGamepad:
     @property
     def control(self) -> int:
         (host,) = self._assembly._hosts.values()
-        return host.processes["control"]
+        return host.processes.get("control", 0)
 
-    def go(self) -> None:
+    def go(self, *, until_moving: bool = True) -> None:
         self._thread.start()
-        wait_until(lambda: len(self.arm.motions()) > 5, timeout_s=30.0)
+        if until_moving:
+            wait_until(lambda: len(self.arm.motions()) > 5, timeout_s=30.0)
 
     def _run(self) -> None:
         while not self._ending.is_set():
@@ -88,8 +90,8 @@ class ArmWithGamepad:
 def make(tmp_path, processes):
     made: list[ArmWithGamepad] = []
 
-    def make() -> ArmWithGamepad:
-        made.append(ArmWithGamepad(tmp_path))
+    def make(**options: str) -> ArmWithGamepad:
+        made.append(ArmWithGamepad(tmp_path, **options))
         return made[-1]
 
     yield make
@@ -110,6 +112,18 @@ def test_stop_of_a_gamepad_is_heard_while_a_fault_waits_for_its_acknowledgement(
     wait_until(lambda: arm.link.fault, timeout_s=10.0)
     wait_until(lambda: not _is_alive(control))  # the guard has ended it
     assert arm.heard_after_s() < WITHIN_S
+
+
+def test_control_process_reads_the_gamepad_before_it_builds_the_robot(make, tmp_path, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(TESTS), prepend=os.pathsep)
+    arm, slow = make(driver="support.slow_start:SlowArm"), tmp_path / "block.slow"
+    slow.touch()
+    try:
+        arm.go(until_moving=False)
+        wait_until(lambda: arm.control in arm.gamepad.reader_pids(), timeout_s=20.0)
+        assert arm.heard_after_s() < WITHIN_S
+    finally:
+        slow.unlink()
 
 
 @pytest.mark.extended

@@ -6,7 +6,6 @@ import os
 import resource
 import signal
 import time
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -358,7 +357,7 @@ def test_published_weights_are_not_written_again(live):
     arm.host.load(store.load(1))
     arm.go()
     assert set(arm.ended().column("policy_version")[1:]) == {1}
-    assert not (Path(arm.host._temp_folder.name) / "weights").exists()
+    assert not (arm.host._temp_folder.path / "weights").exists()
 
 
 def test_rtc_refuses_a_policy_without_guidance(live, processes):

@@ -92,7 +92,7 @@ def test_acting_policy_learner_and_replay_agree(tmp_path):
             components=None,
             weights=None,
             spool=Path("spool"),
-            temp_folder="",
+            temp_folder=Path(),
         )
         assert settings.of("inference")["robot"]["observation"]["head"]["shape"] == list(shape)
         assert settings.of("guard")["spec"]["observation"]["head"]["shape"] == [240, 320, 3]

@@ -5,13 +5,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Mapping
+from types import MappingProxyType
 from typing import ClassVar, Literal
 
 from pydantic import Field
 
 from dovetail.actor.board import Board, BoardLayout
-from dovetail.actor.control import ControlLoop, HealthCheck
+from dovetail.actor.control import ControlLoop
+from dovetail.actor.episode_end import HealthCheck
 from dovetail.actor.episode_writer import EpisodeWriter
 from dovetail.actor.homing import Home
 from dovetail.actor.inference import Inference, InlineInference, ThreadInference
@@ -88,18 +91,27 @@ class ActorConfig(Config):
 
 
 def board_layout(
-    config: ActorConfig, *, robot: RobotSpec, policy: PolicySpec | None, extras: Mapping[str, Array]
+    config: ActorConfig,
+    *,
+    robot: RobotSpec,
+    policy: PolicySpec | None,
+    extras: Mapping[str, Array],
+    max_fps: Mapping[str, float] = MappingProxyType({}),
 ) -> BoardLayout:
-    """A board with enough rows for a slow recorder and for the longest history."""
+    """A board with enough rows for a slow recorder and for the longest history.
+
+    `max_fps`: the rate of cameras that never give more frames. Others may give one per tick.
+    """
     ticks = policy_ticks(config, control_hz=robot.control_hz)
     longest = max((policy.history.values() if policy else ()), default=1) * ticks
-    num_rows = round(max(config.recorder_buffer_s, 2 * config.flush_every_s) * robot.control_hz) + longest + 8
+    buffer_s, spare = max(config.recorder_buffer_s, 2 * config.flush_every_s), longest + 8
     return BoardLayout.of(
         robot,
         extras=extras,
         horizon=policy.horizon if policy else 1,
-        num_rows=num_rows,
+        num_rows=round(buffer_s * robot.control_hz) + spare,
         ticks_per_step=ticks,
+        num_frames={key: math.ceil(buffer_s * fps) + spare for key, fps in max_fps.items()},
     )
 
 

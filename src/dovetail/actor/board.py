@@ -18,174 +18,37 @@ memory is private or shared between processes.
 from __future__ import annotations
 
 import json
-import math
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import replace
 
 import numpy as np
-import numpy.typing as npt
 
+from dovetail.actor.board_layout import MAX_METRICS, MAX_REWARDS, NAMES_BYTES, STEP, BoardLayout
+from dovetail.actor.process_signals import ProcessSignals
 from dovetail.actor.seen_frames import SeenFrames
 from dovetail.core.errors import SpecMismatch
 from dovetail.core.image_sizes import is_fitted
-from dovetail.core.prompts import PROMPT_BYTES, decode_prompt, encode_prompt
+from dovetail.core.prompts import decode_prompt, encode_prompt
 from dovetail.core.seqlock import Seqlock
-from dovetail.core.specs import ArraySpec, PolicySpec, RobotSpec
+from dovetail.core.specs import ArraySpec, PolicySpec
 from dovetail.core.types import Array, Observation, Source, Verdict
 
 __all__ = ["Board", "BoardLayout"]
 
-MAX_REWARDS, MAX_METRICS = 16, 48
-_NAMES_BYTES = 8192
-_REPORT_BYTES = 1024
-_ALIGNMENT = 64
-_NUM_MEASURED = 256  # measurements that the guard can read: 0.1 s at 1 kHz, and more
-_HEALTH = ("ticks", "overruns", "late_ns", "worst_late_ns", "inference_ns")  # of the control loop
-_COUNTERS = ("seen", "stepped", "first", "heartbeat_ns", "ticked_ns", "stop", "num_names", "judged", *_HEALTH)
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BoardLayout:
-    """Names, dtypes and shapes of all arrays on a board."""
-
-    num_rows: int
-    observation: Mapping[str, tuple[str, tuple[int, ...]]]
-    extras: Mapping[str, tuple[str, tuple[int, ...]]]
-    chunk: tuple[int, int]  # H, A
-    ticks_per_step: int = 1  # rows per step of the policy's history
-
-    @staticmethod
-    def of(
-        robot: RobotSpec, *, extras: Mapping[str, Array], horizon: int, num_rows: int, ticks_per_step: int = 1
-    ) -> BoardLayout:
-        return BoardLayout(
-            num_rows=num_rows,
-            observation={key: (spec.dtype, spec.shape) for key, spec in robot.observation.items()},
-            extras={name: (value.dtype.str, value.shape) for name, value in extras.items()},
-            chunk=(horizon, robot.action.shape[0]),
-            ticks_per_step=ticks_per_step,
-        )
-
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "num_rows": self.num_rows,
-            "observation": self.observation,
-            "extras": self.extras,
-            "chunk": self.chunk,
-            "ticks_per_step": self.ticks_per_step,
-        }
-
-    @staticmethod
-    def from_json(data: Mapping[str, Any]) -> BoardLayout:
-        def arrays(part: Mapping[str, Any]) -> dict[str, tuple[str, tuple[int, ...]]]:
-            return {name: (dtype, tuple(shape)) for name, (dtype, shape) in part.items()}
-
-        return BoardLayout(
-            num_rows=data["num_rows"],
-            observation=arrays(data["observation"]),
-            extras=arrays(data["extras"]),
-            chunk=(data["chunk"][0], data["chunk"][1]),
-            ticks_per_step=data.get("ticks_per_step", 1),
-        )
-
-    @property
-    def frames(self) -> tuple[str, ...]:
-        """Observations that are images. Each frame is stored once, in a ring per camera."""
-        return tuple(key for key, (_, shape) in self.observation.items() if len(shape) >= 3)
-
-    def arrays(self) -> Iterator[tuple[str, str, tuple[int, ...]]]:
-        """Yield (name, dtype, shape) of every array in memory order."""
-        rows, (horizon, num_actions) = self.num_rows, self.chunk
-        for name in _COUNTERS:
-            yield f"counter/{name}", "int64", (1,)
-        yield "names", "uint8", (_NAMES_BYTES,)
-        yield "prompt", "uint8", (PROMPT_BYTES,)
-        for name, dtype, shape in _REQUEST + (("prefix", "float32", (horizon, num_actions)),):
-            yield f"request/{name}", dtype, shape
-        for name, dtype, shape in _ANSWER + (("actions", "float32", (horizon, num_actions)),):
-            yield f"answer/{name}", dtype, shape
-        for name, dtype in _STEP:
-            yield f"row/{name}", dtype, (rows,)
-        for name in ("proposed", "executed"):
-            yield f"row/{name}", "float32", (rows, num_actions)
-        yield "row/reward", "float32", (rows, MAX_REWARDS)
-        yield "row/metric", "float32", (rows, MAX_METRICS)
-        for name, (dtype, shape) in self.extras.items():
-            yield f"extra/{name}", dtype, (rows, *shape)
-        for key, (dtype, shape) in self.observation.items():
-            yield f"observation/{key}", dtype, (rows, *shape)
-            if key in self.frames:
-                yield f"frame/{key}", "int64", (rows,)
-        # last, so that a console of an older version finds the arrays before them
-        yield "guard/command_times", "int64", (3,)
-        yield "guard/control_ns", "int64", (1,)
-        yield "guard/guard_ns", "int64", (1,)
-        yield "guard/kill_ns", "int64", (1,)
-        for name in ("request", "report"):
-            yield f"guard/{name}_length", "int64", (1,)
-            yield f"guard/{name}", "uint8", (_REPORT_BYTES,)
-        yield "guard/num_measured", "int64", (1,)
-        yield "guard/measured_ns", "int64", (_NUM_MEASURED,)
-        for key in self.vectors:
-            dtype, shape = self.observation[key]
-            yield f"guard/measured/{key}", dtype, (_NUM_MEASURED, *shape)
-        yield "person/request_length", "int64", (1,)
-        yield "person/request", "uint8", (_REPORT_BYTES,)
-
-    @property
-    def vectors(self) -> tuple[str, ...]:
-        """Observations that are vectors."""
-        return tuple(key for key, (_, shape) in self.observation.items() if len(shape) == 1)
-
-    @property
-    def num_bytes(self) -> int:
-        return sum(_padded(_size(dtype, shape)) for _, dtype, shape in self.arrays())
-
-
-_REQUEST: tuple[tuple[str, str, tuple[int, ...]], ...] = (
-    ("counter", "uint64", (1,)),
-    ("checksum", "uint32", (1,)),
-    ("row", "int64", ()),
-    ("first", "int64", ()),
-    ("delay", "int64", ()),
-    ("horizon", "int64", ()),
-    ("seed", "int64", ()),
-    ("deterministic", "bool", ()),
-    ("guided", "bool", ()),
-)
-_ANSWER: tuple[tuple[str, str, tuple[int, ...]], ...] = (
-    ("counter", "uint64", (1,)),
-    ("checksum", "uint32", (1,)),
-    ("id", "int64", ()),
-    ("policy_version", "int64", ()),
-    ("latency_ns", "int64", ()),
-)
-_STEP = (
-    ("time_ns", "int64"),
-    ("source", "uint8"),
-    ("policy_version", "int64"),
-    ("chunk_id", "int64"),
-    ("chunk_index", "int64"),
-)
-
-
-class Board:
+class Board(ProcessSignals):
     """See the module. Row numbers only grow; their memory is reused."""
 
     def __init__(self, layout: BoardLayout, memory: memoryview | None = None) -> None:
-        self.layout = layout
-        self._arrays = _carve(layout, np.zeros(layout.num_bytes, np.uint8) if memory is None else memory)
+        super().__init__(layout, memory)
         self._num_rows = layout.num_rows
-        self._counters = {name: self._arrays[f"counter/{name}"] for name in _COUNTERS}
         self.request, self.answer = self._mailbox("request"), self._mailbox("answer")
-        self._row = {
-            name: self._arrays[f"row/{name}"] for name in (*(n for n, _ in _STEP), "proposed", "executed")
-        }
+        self._row = {name: self._arrays[f"row/{name}"] for name in (*(n for n, _ in STEP), "proposed", "executed")}
         self._values = {key: self._arrays[f"observation/{key}"] for key in layout.observation}
         self._extras = {name: self._arrays[f"extra/{name}"] for name in layout.extras}
         self._frame_of = {key: self._arrays[f"frame/{key}"] for key in layout.frames}
         self._num_frames = dict.fromkeys(layout.frames, 0)
+        self._num_kept = {key: layout.num_kept(key) for key in layout.observation}
         self._seen_frames = SeenFrames()
         self._captured_ns: dict[str, int] = {}
         self._reward_names: tuple[str, ...] = ()
@@ -204,34 +67,6 @@ class Board:
         return int(self._counters["stepped"][0])
 
     @property
-    def heartbeat_ns(self) -> int:
-        return int(self._counters["heartbeat_ns"][0])
-
-    def beat(self, now_ns: int) -> None:
-        self._counters["heartbeat_ns"][0] = now_ns
-
-    @property
-    def ticked_ns(self) -> int:
-        """Time of the last control tick, by the machine's monotonic clock."""
-        return int(self._counters["ticked_ns"][0])
-
-    def ticked(self, now_ns: int, *, late_ns: int = 0, overrun: bool = False, inference_ns: int = 0) -> None:
-        """Record the end of a tick. `inference_ns` is the time of the last inference."""
-        counters = self._counters
-        counters["ticked_ns"][0] = now_ns
-        counters["ticks"][0] += 1
-        counters["overruns"][0] += overrun
-        counters["late_ns"][0] = late_ns
-        if late_ns > counters["worst_late_ns"][0]:
-            counters["worst_late_ns"][0] = late_ns
-        counters["inference_ns"][0] = inference_ns
-
-    @property
-    def health(self) -> dict[str, int]:
-        """Ticks and overruns so far, lateness of the last tick, and the worst lateness in this episode."""
-        return {name: int(self._counters[name][0]) for name in _HEALTH}
-
-    @property
     def first(self) -> int:
         """First row of the current or last episode."""
         return int(self._counters["first"][0])
@@ -239,114 +74,6 @@ class Board:
     @property
     def prompt(self) -> str:
         return decode_prompt(self._arrays["prompt"])
-
-    @property
-    def stopping(self) -> bool:
-        return bool(self._counters["stop"][0])
-
-    def ask_to_stop(self, *, stop: bool = True) -> None:
-        """Ask the control process to stop, or withdraw the request."""
-        self._counters["stop"][0] = stop
-
-    @property
-    def success_check(self) -> tuple[int, bool]:
-        """The last row that the success detector checked, or -1, and whether it showed success."""
-        packed = int(self._counters["judged"][0])
-        return packed // 2 - 1, bool(packed % 2)
-
-    def post_success_check(self, row: int, done: bool) -> None:
-        """Store both in one integer, so that a reader gets them together."""
-        self._counters["judged"][0] = 2 * (row + 1) + done
-
-    # ---- control and guard
-
-    @property
-    def command_times(self) -> npt.NDArray[np.int64]:
-        """See `SafeRobot.command_times`: the last command and the last stop. The guard writes the time of its stop, too."""
-        return self._arrays["guard/command_times"]
-
-    def measure(self, observation: Observation) -> None:
-        """Show the guard an observation. Unlike the rows, these also come from resets and homing."""
-        number = self.num_measured
-        at = number % _NUM_MEASURED
-        self._arrays["guard/measured_ns"][at] = observation.time_ns
-        for key in self.layout.vectors:
-            self._arrays[f"guard/measured/{key}"][at] = observation.values[key]
-        self._arrays["guard/num_measured"][0] = number + 1
-
-    @property
-    def num_measured(self) -> int:
-        return int(self._arrays["guard/num_measured"][0])
-
-    def measured(self, key: str, number: int) -> Array:
-        """A vector of one of the newest measurements."""
-        found: Array = self._arrays[f"guard/measured/{key}"][number % _NUM_MEASURED].copy()
-        return found
-
-    def measured_ns(self, number: int) -> npt.NDArray[np.int64]:
-        """Times of the measurements up to this one, oldest first. Half of the ring, because the other half may change."""
-        numbers = np.arange(max(0, number + 1 - _NUM_MEASURED // 2), number + 1)
-        times: npt.NDArray[np.int64] = self._arrays["guard/measured_ns"][numbers % _NUM_MEASURED]
-        return times
-
-    @property
-    def control_ns(self) -> int:
-        """Heartbeat of the control loop; 0 while none is due, for example during a task's reset."""
-        return int(self._arrays["guard/control_ns"][0])
-
-    def beat_control(self, now_ns: int) -> None:
-        self._arrays["guard/control_ns"][0] = now_ns
-
-    @property
-    def guard_ns(self) -> int:
-        """Heartbeat of the guard."""
-        return int(self._arrays["guard/guard_ns"][0])
-
-    def beat_guard(self, now_ns: int) -> None:
-        self._arrays["guard/guard_ns"][0] = now_ns
-
-    @property
-    def guard_kill_ns(self) -> int:
-        """When the guard began to end the control process; 0: never. `guard_report` follows."""
-        return int(self._arrays["guard/kill_ns"][0])
-
-    def post_guard_kill(self, now_ns: int) -> None:
-        self._arrays["guard/kill_ns"][0] = now_ns
-
-    @property
-    def guard_request(self) -> str:
-        """Why the guard asks the control loop to stop the arm; empty if it does not."""
-        return self._text("guard/request")
-
-    def post_guard_request(self, reason: str) -> None:
-        self._write_text("guard/request", reason)
-
-    @property
-    def guard_report(self) -> str:
-        """What the guard did because the control process did not; empty: nothing."""
-        return self._text("guard/report")
-
-    def post_guard_report(self, text: str) -> None:
-        self._write_text("guard/report", text)
-
-    @property
-    def person_request(self) -> str:
-        """What the control loop asks a person to do, such as `place the part`; empty: nothing."""
-        return self._text("person/request")
-
-    def ask_person(self, text: str) -> None:
-        """Show a request to the person at the console or terminal. Empty: it is done."""
-        self._write_text("person/request", text)
-
-    def _text(self, name: str) -> str:
-        length = int(self._arrays[f"{name}_length"][0])
-        return self._arrays[name][:length].tobytes().decode(errors="ignore") if length else ""
-
-    def _write_text(self, name: str, text: str) -> None:
-        data = text.encode()[:_REPORT_BYTES]
-        self._arrays[f"{name}_length"][0] = 0
-        self._arrays[name][: len(data)] = np.frombuffer(data, np.uint8)
-        self._arrays[f"{name}_length"][0] = len(data)  # last: a reader sees the whole text
 
     # ---- control writes
 
@@ -360,7 +87,7 @@ class Board:
 
     def frame_buffer(self, key: str) -> Array:
         """Memory for a camera's next frame. A driver that writes there saves a copy."""
-        buffer: Array = self._values[key][self._num_frames[key] % self._num_rows]
+        buffer: Array = self._values[key][self._num_frames[key] % self._num_kept[key]]
         return buffer
 
     def observe(self, observation: Observation) -> int:
@@ -386,7 +113,7 @@ class Board:
         values: dict[str, Array] = {}
         for key, ring in self._values.items():
             at = self._frame_of[key][row % self._num_rows] if key in self._frame_of else row
-            view = ring[at % self._num_rows]
+            view = ring[at % self._num_kept[key]]
             view.flags.writeable = False
             values[key] = view
         return Observation(time_ns=int(self._row["time_ns"][row % self._num_rows]), values=values)
@@ -487,9 +214,12 @@ class Board:
     def is_overwritten(self, row: int) -> bool:
         """Whether a row may have been overwritten while it was read."""
         newest = self.num_seen - 1
-        frames = (of[[newest % self._num_rows, row % self._num_rows]] for of in self._frame_of.values())
+        at = [newest % self._num_rows, row % self._num_rows]
         # observe_again uses one more frame, so a frame may be gone before its row
-        gone = any(last + 1 >= first + self._num_rows for last, first in frames)
+        gone = any(
+            last + 1 >= first + self._num_kept[key]
+            for key, (last, first) in ((key, of[at]) for key, of in self._frame_of.items())
+        )
         return gone or self.num_seen >= row + self._num_rows
 
     # ---- private
@@ -521,13 +251,13 @@ class Board:
             return self._gather(key, rows)  # the policy's own check refuses it
         numbers = self._frame_of[key][rows % self._num_rows]
         return self._seen_frames.of(
-            key, numbers, spec.shape, first=first, frame=lambda number: ring[number % self._num_rows]
+            key, numbers, spec.shape, first=first, frame=lambda number: ring[number % self._num_kept[key]]
         )
 
     def _gather(self, key: str, rows: Array) -> Array:
         at = rows % self._num_rows
         if key in self._frame_of:
-            at = self._frame_of[key][at] % self._num_rows
+            at = self._frame_of[key][at] % self._num_kept[key]
         found: Array = self._values[key][at]
         return found
 
@@ -535,7 +265,7 @@ class Board:
         if (rewards, metrics) == (self._reward_names, self._metric_names):
             return
         names = json.dumps((rewards, metrics)).encode()
-        if len(rewards) > MAX_REWARDS or len(metrics) > MAX_METRICS or len(names) > _NAMES_BYTES:
+        if len(rewards) > MAX_REWARDS or len(metrics) > MAX_METRICS or len(names) > NAMES_BYTES:
             raise SpecMismatch(
                 f"a task's verdict may have {MAX_REWARDS} rewards and {MAX_METRICS} metrics, "
                 f"this one has {len(rewards)} and {len(metrics)}"
@@ -552,21 +282,3 @@ class Board:
     def _mailbox(self, name: str) -> Seqlock:
         fields = {n.removeprefix(f"{name}/"): a for n, a in self._arrays.items() if n.startswith(f"{name}/")}
         return Seqlock(fields.pop("counter"), fields.pop("checksum"), fields)
-
-
-def _carve(layout: BoardLayout, memory: memoryview | Array) -> dict[str, Array]:
-    arrays: dict[str, Array] = {}
-    offset = 0
-    for name, dtype, shape in layout.arrays():
-        count = math.prod(shape)
-        arrays[name] = np.frombuffer(memory, dtype, count=count, offset=offset).reshape(shape)
-        offset += _padded(_size(dtype, shape))
-    return arrays
-
-
-def _size(dtype: str, shape: tuple[int, ...]) -> int:
-    return np.dtype(dtype).itemsize * math.prod(shape)
-
-
-def _padded(size: int) -> int:
-    return -(-size // _ALIGNMENT) * _ALIGNMENT

@@ -8,23 +8,25 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
 from dovetail.actor.board import Board
+from dovetail.actor.episode_end import EpisodeEnd, HealthCheck
 from dovetail.actor.homing import Home, go_home
 from dovetail.actor.planner import PlannedAction, Planner
 from dovetail.actor.reset import ResetExecutor, StopRequested
 from dovetail.actor.telemetry import Telemetry
+from dovetail.actor.tick_timer import TickTimer
 from dovetail.core.abilities import AsksVerdict, PlansReset, Restarts
-from dovetail.core.clock import NS_PER_S, RealClock
+from dovetail.core.clock import NS_PER_S
 from dovetail.core.contracts import Clock, GuardedRobot, Operator, Task
 from dovetail.core.errors import RobotError, RobotFault, one_line, stop_failure
 from dovetail.core.streams import stream
 from dovetail.core.types import Array, EpisodeOrder, Event, HumanInput, Observation, Outcome, Source
 
-__all__ = ["EMERGENCY", "HUMAN_AXES", "ControlLoop", "EpisodeEnd", "HealthCheck"]
+__all__ = ["EMERGENCY", "HUMAN_AXES", "ControlLoop"]
 
 HUMAN_AXES = "human_axes"
 """Extra column, bool [A]: the axes that a person drove, if an operator of the run may drive some of them only."""
@@ -39,36 +41,6 @@ ENDING_EVENTS = {
 EMERGENCY = "the emergency stop was pressed"
 JUDGING_EVENTS = (Event.SUCCESS, Event.FAILURE)
 _EASE_TICKS = 4
-_CHECK_NS = 10_000_000
-_LATE_SEND = 4  # a command later than 1/4 of its tick moves the next deadline
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EpisodeEnd:
-    """How an episode ended. The robot has latched `fault` and does not move until it is acknowledged."""
-
-    outcome: Outcome
-    judgement: Outcome | None
-    num_steps: int
-    stopped: bool
-    fault: str | None = None
-    reset_s: float | None = None  # from the order to the first action, by the robot's clock; None: no action
-    has_success: bool = True  # False: the task does not tell success
-
-
-class HealthCheck:
-    """Health check, called once per tick. The default reports no problems."""
-
-    def hold_reason(self) -> str | None:
-        """Why the arm must hold for now, or None."""
-        return None
-
-    def stop_reason(self) -> str | None:
-        """Why the arm must stop with a fault, or None."""
-        return None
-
-    def report_emergency(self, operator: str) -> None:
-        """The operator has pressed the emergency stop of a device at this arm."""
 
 
 class ControlLoop:
@@ -98,20 +70,25 @@ class ControlLoop:
         self._robot, self._task, self._operator, self._planner = robot, task, operator, planner
         self._board, self._clock, self._telemetry = board, clock, telemetry
         self._probe, self._should_stop, self._health_check = probe, should_stop, health_check or HealthCheck()
-        self._period_ns = round(NS_PER_S / robot.spec.control_hz)
+        self._ticks = TickTimer(
+            board,
+            clock,
+            telemetry,
+            period_ns=round(NS_PER_S / robot.spec.control_hz),
+            may_wait=self._may_wait,
+        )
         self._settle_ticks = round(replan_after_takeover_s * robot.spec.control_hz)
         self._wait_for_start, self._home = wait_for_start, home
         self._last = Observation(time_ns=0, values={})
         self._reset_start_ns = 0
         self._reset_end_ns: int | None = None
-        self._is_real_time = isinstance(clock, RealClock)
         self._reset = ResetExecutor(
             robot=robot,
             task=task,
             board=board,
             clock=clock,
             tick=self._tick_in_reset,
-            restart=self._restart_ticks,
+            restart=self._ticks.restart,
             poll=self._poll_now,
         )
         robot.use_buffers(board.frame_buffer)
@@ -176,14 +153,14 @@ class ControlLoop:
     def _run(self, on_step: Callable[[], None]) -> Outcome:
         row = self._observe()  # may take long: a driver connects with its first observation
         outcome: Outcome | None = None
-        self._deadline_ns = self._clock.now_ns()
+        self._ticks.restart()
         self._board.beat_control(time.monotonic_ns())
         waiting = self._wait_for_start and not self._was_started
         while outcome is None:
             human = self._poll()
             if human.event is Event.ACKNOWLEDGE:
                 self._robot.acknowledge()
-                self._tick()
+                self._ticks.wait()
                 self._observe_again(row)  # not from before the fault
                 outcome = self._ended_by(None)  # should_stop may be true by now
                 continue
@@ -200,7 +177,7 @@ class ControlLoop:
                 outcome = self._ended_by(self._pause(row).event)
             else:
                 self._act(row, human)
-                self._tick()
+                self._ticks.wait()
             row = self._observe()
             verdict = self._task.judge(self._robot, self._last, num_steps=self._num_steps + 1)
             self._board.judge(row - 1, verdict, first=self._num_steps == 0)
@@ -225,11 +202,11 @@ class ControlLoop:
         self._executed: Array | None = None  # the last action of the episode
         self._since_human = self._settle_ticks
         self._num_idle = _EASE_TICKS  # at rest
-        self._sent_ns = self._deadline_ns = 0
+        self._ticks.reset()
         self._reset_start_ns, self._reset_end_ns = self._clock.now_ns(), None
         self._raise_if_faulted()
         if self._home is not None:
-            self._restart_ticks()
+            self._ticks.restart()
             go_home(self._home, self._robot, self._clock, tick=self._tick_in_reset)
             self._board.beat_control(0)  # a reset may wait for a person
         self._robot.prepare_reset()
@@ -337,7 +314,7 @@ class ControlLoop:
     ) -> None:
         """Record the action that was just sent. `proposed` defaults to `executed`."""
         self._executed = executed
-        self._sent_ns = self._clock.now_ns()
+        self._ticks.sent()
         safety = self._robot.safety_extras()
         self._telemetry.count("clipped", int(safety["safety_clipped"].any()))
         self._telemetry.count("held", int(safety["safety_held"]))
@@ -357,41 +334,16 @@ class ControlLoop:
         self._num_idle += 1
         return self._robot.ease() if self._num_idle <= _EASE_TICKS else self._robot.hold()
 
-    def _tick(self) -> None:
-        """Sleep until the end of the tick. A late command moves the end, so that each action gets its whole period."""
-        end_ns, now_ns = self._deadline_ns + self._period_ns, self._clock.now_ns()
-        late_ns = now_ns - end_ns
-        overrun = late_ns > 0
-        if overrun or self._sent_ns - self._deadline_ns > self._period_ns // _LATE_SEND:
-            end_ns = max(self._sent_ns + self._period_ns, now_ns)
-        self._deadline_ns = end_ns
-        self._sleep_until(end_ns)
-        if not overrun:
-            late_ns = self._clock.now_ns() - end_ns
-        now_ns = time.monotonic_ns()
-        self._board.beat_control(now_ns)
-        self._board.ticked(now_ns, late_ns=late_ns, overrun=overrun, inference_ns=self._telemetry.inference_ns)
-        self._telemetry.tick(late_ns=late_ns, overrun=overrun, missed=late_ns > self._period_ns)
-
-    def _sleep_until(self, end_ns: int) -> None:
-        """Sleep. In real time, check for a stop every 10 ms, because a slow robot's tick is long."""
-        while self._is_real_time and end_ns - self._clock.now_ns() > 2 * _CHECK_NS:
-            self._clock.sleep_until(self._clock.now_ns() + _CHECK_NS)
-            self._board.beat_control(time.monotonic_ns())
-            self._raise_if_stopped()
-            if self._should_stop():
-                return
-        self._clock.sleep_until(end_ns)
-
-    def _restart_ticks(self) -> None:
-        self._deadline_ns = self._clock.now_ns()
+    def _may_wait(self) -> bool:
+        self._raise_if_stopped()
+        return not self._should_stop()
 
     def _tick_in_reset(self) -> None:
-        self._sent_ns = self._clock.now_ns()
+        self._ticks.sent()
         self._raise_if_stopped()
         if self._should_stop():
             raise StopRequested
-        self._tick()
+        self._ticks.wait()
 
     def _poll_now(self) -> HumanInput:
         self._last = self._robot.observe()
@@ -425,7 +377,7 @@ class ControlLoop:
         """Hold as one recorded step until the operator continues or ends the episode. Return that input."""
         extras = self._probe()
         self._record(row, extras, executed=self._robot.hold(), source=Source.HUMAN)
-        self._tick()
+        self._ticks.wait()
         human = self._hold_until_input()
         if self._planner:
             self._planner.forget_before(row + 1)
@@ -433,7 +385,7 @@ class ControlLoop:
 
     def _hold_until_input(self) -> HumanInput:
         """Hold without recording until the operator starts, takes over or ends the episode."""
-        self._deadline_ns = self._clock.now_ns()
+        self._ticks.restart()
         self._num_idle = _EASE_TICKS
         while not self._should_stop():
             human = self._poll()
@@ -443,8 +395,8 @@ class ControlLoop:
             if _continues(human):
                 return human
             self._robot.hold()
-            self._sent_ns = self._clock.now_ns()
-            self._tick()
+            self._ticks.sent()
+            self._ticks.wait()
             self._last = self._robot.observe()
         return HumanInput(event=Event.STOP)
 

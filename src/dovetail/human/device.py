@@ -19,6 +19,7 @@ from dovetail.core.contracts import Operator
 from dovetail.core.errors import UsageError
 from dovetail.core.specs import RobotSpec
 from dovetail.core.types import Array, Event, HumanInput, Observation
+from dovetail.human._evdev import Kernel
 from dovetail.human.axes import AxisMapping, num_drive_axes
 from dovetail.human.device_reader import Device, DeviceReader, Reading
 from dovetail.human.drive_settings import DriveConfig
@@ -26,7 +27,15 @@ from dovetail.human.handover import ActionMapping, Handover
 from dovetail.human.mailbox import EXPIRY_S, DriveCommand
 from dovetail.human.selections import AXES, Chooser, driven_parts, selections
 
-__all__ = ["Device", "DeviceOperator", "OperatorWithStop", "Reading", "VerdictsOnly", "load_library"]
+__all__ = [
+    "Device",
+    "DeviceOperator",
+    "DeviceReader",
+    "OperatorWithStop",
+    "Reading",
+    "VerdictsOnly",
+    "load_library",
+]
 
 _SESSION = 1
 
@@ -36,19 +45,21 @@ class DeviceOperator:
 
     demonstrates: ClassVar[bool] = True
     name: ClassVar[str]
+    kernel: ClassVar[type[Kernel]] = Kernel  # access to evdev devices
     joints_at_once: ClassVar[int] = 1  # number of joints that the axes of the device move without a choice
 
     def __init__(
         self,
-        device: Device,
+        device: Device | DeviceReader,
         *,
         robot: RobotSpec,
         config: DriveConfig | None = None,
         mapping: ActionMapping | None = None,
     ) -> None:
-        """`mapping` replaces that of the robot's axes, for a device that does not choose what it moves."""
+        """`device` may be open and read already. `mapping` replaces that of the robot's axes, for a device that does not
+        choose what it moves."""
         config = config or DriveConfig()
-        self._reader = DeviceReader(device, name=self.name)
+        self._reader = device if isinstance(device, DeviceReader) else DeviceReader(device, name=self.name)
         self._num_axes = num_drive_axes(robot)
         self._chooser: Chooser | None = None
         if mapping is None:

@@ -75,6 +75,11 @@ class DeviceReader:
     def is_open(self) -> bool:
         return self._thread is not None
 
+    @property
+    def thread_id(self) -> int:
+        """Native id of the thread, for its priority. 0 if it does not run."""
+        return (self._thread and self._thread.native_id) or 0
+
     def open(self) -> None:
         """Open the device, once. Raises UsageError if it is missing."""
         if self._missing is not None:

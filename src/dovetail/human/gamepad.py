@@ -27,7 +27,7 @@ from dovetail.core.contracts import Task
 from dovetail.core.specs import RobotSpec
 from dovetail.core.types import Event
 from dovetail.human._evdev import InputDevice, Kernel
-from dovetail.human.device import Device, DeviceOperator, Reading
+from dovetail.human.device import Device, DeviceOperator, DeviceReader, Reading
 from dovetail.human.drive_settings import DriveConfig
 from dovetail.human.mailbox import EXPIRY_S
 
@@ -132,6 +132,10 @@ class GamepadOperator(DeviceOperator):
         *,
         robot: RobotSpec,
         task: Task | None = None,
-        device: Device | None = None,
+        device: Device | DeviceReader | None = None,
     ) -> None:
-        super().__init__(device or GamepadDevice(config), robot=robot, config=config)
+        super().__init__(device or self.make_device(config), robot=robot, config=config)
+
+    @classmethod
+    def make_device(cls, config: GamepadConfig) -> Device:
+        return GamepadDevice(config, kernel=cls.kernel())

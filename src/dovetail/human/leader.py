@@ -26,8 +26,7 @@ from dovetail.core.contracts import Task
 from dovetail.core.problem_report import report_line
 from dovetail.core.specs import RobotSpec
 from dovetail.core.types import HumanInput, Observation
-from dovetail.human._evdev import Kernel
-from dovetail.human.device import Device, DeviceOperator, Reading
+from dovetail.human.device import Device, DeviceOperator, DeviceReader, Reading
 from dovetail.human.leader_mapping import JointMap, LeaderMapping
 from dovetail.human.leader_reader import LeaderReader
 from dovetail.human.mailbox import Control, DriveCommand
@@ -112,7 +111,7 @@ class LeaderOperator(DeviceOperator):
         robot: RobotSpec,
         leader: Leader,
         task: Task | None = None,
-        kernel: Kernel | None = None,
+        device: Device | DeviceReader | None = None,
     ) -> None:
         self._config = config
         self._leader = LeaderReader(leader)
@@ -130,10 +129,19 @@ class LeaderOperator(DeviceOperator):
         self._squeeze = SqueezeDevice(self._leader, mapping) if config.switch == "squeeze" else None
         if self._squeeze is not None:
             mapping.check_gripper()
-        device: Device = self._squeeze or _key_device(config, kernel)
-        super().__init__(device, robot=robot, mapping=mapping)
+        switch = device or self._squeeze or self.make_device(config)
+        assert switch is not None
+        super().__init__(switch, robot=robot, mapping=mapping)
         self._num_leader_losses = 0
         self._said_s = 0.0
+
+    @classmethod
+    def make_device(cls, config: LeaderConfig) -> Device | None:
+        """The key that is the switch. None: the leader itself is the switch, and has no STOP."""
+        if config.switch == "squeeze":
+            return None
+        keys = PedalConfig(path=config.path, key=config.key, stop_key=config.stop_key)
+        return PedalDevice(keys, kernel=cls.kernel(), operator=cls.name)
 
     def reset(self, *, rng: np.random.Generator, robot_minutes: float) -> None:
         self._leader.open()
@@ -180,8 +188,3 @@ class LeaderOperator(DeviceOperator):
         if why is not None and now_s - self._said_s > _SAY_S:
             self._said_s = now_s
             report_line(f"operator 'leader': move the leader to the robot: {why}")
-
-
-def _key_device(config: LeaderConfig, kernel: Kernel | None) -> Device:
-    keys = PedalConfig(path=config.path, key=config.key, stop_key=config.stop_key)
-    return PedalDevice(keys, kernel=kernel, operator="leader")

@@ -23,7 +23,7 @@ from dovetail.core.specs import RobotSpec
 from dovetail.core.types import Array, Event, HumanInput, Observation
 from dovetail.human._evdev import InputDevice, Kernel, key_code
 from dovetail.human.axes import AxisMapping
-from dovetail.human.device import Device, DeviceOperator, Reading
+from dovetail.human.device import Device, DeviceOperator, DeviceReader, Reading
 
 __all__ = ["PedalConfig", "PedalDevice", "PedalOperator"]
 
@@ -76,15 +76,19 @@ class PedalOperator(DeviceOperator):
         robot: RobotSpec,
         inner: Operator,
         task: Task | None = None,
-        device: Device | None = None,
+        device: Device | DeviceReader | None = None,
     ) -> None:
         mapping = AxisMapping(robot)  # stands still until the other operator drives
         if mapping.refusal is not None:
             raise UsageError(
                 f"operator 'pedal' cannot enable another operator: robot '{robot.name}' {mapping.refusal}"
             )
-        super().__init__(device or PedalDevice(config), robot=robot, mapping=mapping)
+        super().__init__(device or self.make_device(config), robot=robot, mapping=mapping)
         self._inner = inner
+
+    @classmethod
+    def make_device(cls, config: PedalConfig) -> Device:
+        return PedalDevice(config, kernel=cls.kernel())
 
     @property
     def drives(self) -> Array | None:

@@ -22,7 +22,7 @@ from dovetail.core.contracts import Task
 from dovetail.core.errors import UsageError
 from dovetail.core.specs import RobotSpec
 from dovetail.core.types import Array, Event
-from dovetail.human.device import Device, DeviceOperator, Reading, load_library
+from dovetail.human.device import Device, DeviceOperator, DeviceReader, Reading, load_library
 from dovetail.human.drive_settings import DriveConfig
 from dovetail.human.mailbox import EXPIRY_S
 
@@ -160,6 +160,10 @@ class SpaceMouseOperator(DeviceOperator):
         *,
         robot: RobotSpec,
         task: Task | None = None,
-        device: Device | None = None,
+        device: Device | DeviceReader | None = None,
     ) -> None:
-        super().__init__(device or SpaceMouseDevice(config), robot=robot, config=config)
+        super().__init__(device or self.make_device(config), robot=robot, config=config)
+
+    @classmethod
+    def make_device(cls, config: SpaceMouseConfig) -> Device:
+        return SpaceMouseDevice(config)

@@ -14,6 +14,7 @@ from dovetail.core.types import Array
 from dovetail.learn.data_parallel import DataParallel
 from dovetail.learn.finite import require_finite
 from dovetail.learn.state import load_optimizer, optimizer_state
+from dovetail.learn.torch_optimizers import TorchAdam
 
 __all__ = ["Adam", "Optimizers", "clip_"]
 
@@ -81,7 +82,7 @@ class Optimizers:
             load_optimizer(name, adam, state)
 
 
-class Adam(torch.optim.Adam):
+class Adam(TorchAdam):
     """torch.optim.Adam with the same state, but `descend(gradients)` takes one gradient per parameter."""
 
     def __init__(self, parameters: Sequence[Tensor], *, lr: float) -> None:

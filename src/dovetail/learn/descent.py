@@ -10,9 +10,6 @@ from typing import ClassVar
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import DTensor
 
 from dovetail.core.errors import UsageError
 from dovetail.core.types import Array
@@ -31,6 +28,8 @@ from dovetail.learn.state import (
     policy_state,
     raise_checkpoint_errors,
 )
+from dovetail.learn.torch_optimizers import TorchAdamW
+from dovetail.policies.arrays import whole
 from dovetail.policies.components import trainable_components
 from dovetail.policies.trainable import TrainablePolicy
 
@@ -51,7 +50,7 @@ class Descent:
     def __init__(
         self,
         policy: TrainablePolicy,
-        optimizer: type[torch.optim.Adam] = torch.optim.AdamW,
+        optimizer: type[torch.optim.Adam] = TorchAdamW,
         *,
         seed: int,
         max_grad_norm: float | None = None,
@@ -100,6 +99,9 @@ class Descent:
     def shard(self) -> None:
         """Divide networks, gradients and optimizer state over the processes (FSDP), for policies that do not fit on one
         device. Call after `set_parallel` and before the first update."""
+        from torch.distributed.device_mesh import init_device_mesh  # these take long to load
+        from torch.distributed.fsdp import fully_shard
+
         mesh = init_device_mesh(self._device.type, (self._parallel.size,))
         for network in self.networks.values():
             for module in callable_modules(network):
@@ -127,7 +129,7 @@ class Descent:
             return None
         gradients = [p.grad for p in self._parameters if p.grad is not None]
         norm = torch.nn.utils.get_total_norm(gradients, foreach=True)
-        norm = norm.full_tensor() if isinstance(norm, DTensor) else norm
+        norm = whole(norm)
         require_finite(self.name, loss, norm)
         self._clip_gradients(norm)
         self._optimizer.step()

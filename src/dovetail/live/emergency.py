@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dovetail.actor.control import EMERGENCY, HealthCheck
+from dovetail.actor.control import EMERGENCY
+from dovetail.actor.episode_end import HealthCheck
 from dovetail.human.mailbox import Mailbox
 from dovetail.live.run_stop import RunStop
 

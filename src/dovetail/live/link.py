@@ -36,7 +36,7 @@ from dovetail.processes.shared_memory import SharedJson, anonymous_memory, map_m
 __all__ = ["LIVE_JSON", "LiveLink", "run_argument", "stop_help"]
 
 LIVE_JSON = "live.json"
-VERSION = 2
+VERSION = 3
 _WRITE_S = 0.1
 _ATTENDED_NS = 3 * NS_PER_S  # a console reports its presence at least once per second
 _POLL_S = 0.02

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from dovetail.core.types import Array
 
-__all__ = ["fill_module", "sharded_like", "to_numpy"]
+__all__ = ["fill_module", "sharded_like", "to_numpy", "whole"]
 
 
 @runtime_checkable
@@ -21,22 +21,26 @@ class _Sharded(Protocol):
     def full_tensor(self) -> Tensor: ...
 
 
+def whole(tensor: Tensor) -> Tensor:
+    """The tensor itself, or gathered from all ranks if it is sharded."""
+    return tensor.full_tensor() if isinstance(tensor, _Sharded) else tensor
+
+
 def to_numpy(tensor: Tensor) -> Array:
     """A copy, gathered from all ranks if the tensor is sharded."""
-    whole = tensor.full_tensor() if isinstance(tensor, _Sharded) else tensor
-    array: Array = whole.detach().cpu().numpy().copy()
+    array: Array = whole(tensor).detach().cpu().numpy().copy()
     return array
 
 
-def sharded_like(whole: Tensor, example: Tensor) -> Tensor:
+def sharded_like(tensor: Tensor, example: Tensor) -> Tensor:
     """The same values, sharded as `example` is."""
     if not isinstance(example, _Sharded):
-        return whole
+        return tensor
     from torch.distributed.tensor import DTensor, distribute_tensor
 
     assert isinstance(example, DTensor)
-    whole = whole.to(example.device)
-    return distribute_tensor(whole, example.device_mesh, example.placements, src_data_rank=None)
+    tensor = tensor.to(example.device)
+    return distribute_tensor(tensor, example.device_mesh, example.placements, src_data_rank=None)
 
 
 def fill_module(module: nn.Module, arrays: Mapping[str, Array]) -> None:

@@ -12,7 +12,8 @@ from typing import Any
 
 from dovetail.actor.actors import ActorConfig, make_loop
 from dovetail.actor.board import Board
-from dovetail.actor.control import ControlLoop, HealthCheck
+from dovetail.actor.control import ControlLoop
+from dovetail.actor.episode_end import HealthCheck
 from dovetail.actor.inference import ProcessInference
 from dovetail.actor.modes import Mode
 from dovetail.actor.planner import Delays
@@ -35,6 +36,7 @@ from dovetail.processes.priority import CONTROL_PRIORITY, take_priority
 from dovetail.processes.wakeup import WakeupReader, WakeupWriter, wait_for
 from dovetail.robot_host.process_main import ProcessContext
 from dovetail.robot_host.stop_sources import StopConfirmation, StopSources
+from dovetail.runs.assembly.stop_devices import StopDevices
 from dovetail.runs.assembly.workcell import Workcell, build_workcell
 
 __all__ = ["run"]
@@ -88,13 +90,19 @@ def run(context: ProcessContext) -> None:
     settings, channel, board = context.settings, context.channel, context.board
     signals: list[int] = []
     signal.signal(signal.SIGTERM, lambda number, frame: signals.append(number))
+    operator = _section("operator", settings["operator"])
+    stop, devices = StopSources.inherited_stop(context.descriptors, arm=settings["arm"]), None
+    if stop is not None:  # first: a press is heard while the rest is built
+        devices = StopDevices(operator)
+        devices.report_to(stop)
     workcell = build_workcell(
         task=_section("task", settings["task"]) if settings["task"] else None,
         robot=_section("robot", settings["robot"]),
         cameras={name: _section("camera", camera) for name, camera in settings["cameras"].items()},
         safety=SafetyConfig.from_mapping(settings["safety"]),
         hides_success=settings["hides_success"],
-        operator=_section("operator", settings["operator"]),
+        operator=operator,
+        early_devices=devices,
     )
     try:
         telemetry, real_time = Telemetry(), isinstance(workcell.clock, RealClock)
@@ -109,10 +117,10 @@ def run(context: ProcessContext) -> None:
         sources = StopSources.inherited(
             context.descriptors,
             num_axes=num_drive_axes(workcell.robot.spec),
-            arm=settings["arm"],
+            run_stop=stop,
             board=board,
         )
-        stop, console = sources.run_stop, _console_control(sources, workcell, settings)
+        console = _console_control(sources, workcell, operator)
         loops = _Loops(
             context,
             workcell,
@@ -122,9 +130,9 @@ def run(context: ProcessContext) -> None:
             should_stop=lambda: bool(signals) or sources.ending() is not None,
         )
         if real_time:  # a simulation uses all the CPU time it can get
-            take_priority(CONTROL_PRIORITY)
-        if stop is not None:  # its thread inherits the priority
-            workcell.watch_device(_section("operator", settings["operator"]), stop)
+            take_priority(CONTROL_PRIORITY, threads=devices.threads if devices else ())
+        if stop is not None:  # its thread has the priority, too
+            workcell.watch_device(operator, stop)
         context.report_ready()
         stopped = StopConfirmation(board.command_times, confirm_s=0.0)
         while not signals:
@@ -220,12 +228,9 @@ class _Loops:
         )
 
 
-def _console_control(
-    sources: StopSources, workcell: Workcell, settings: Mapping[str, Any]
-) -> ConsoleControl | None:
+def _console_control(sources: StopSources, workcell: Workcell, section: PluginSection) -> ConsoleControl | None:
     if sources.mailbox is None:
         return None
-    section = _section("operator", settings["operator"])
     return workcell.console_control(sources.mailbox, section, stop=sources.run_stop)
 
 

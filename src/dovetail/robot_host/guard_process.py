@@ -51,7 +51,10 @@ def run(context: ProcessContext) -> None:
     guard = Guard(
         context.board,
         StopSources.inherited(
-            context.descriptors, num_axes=num_drive_axes(spec), arm=settings["arm"], board=context.board
+            context.descriptors,
+            num_axes=num_drive_axes(spec),
+            run_stop=StopSources.inherited_stop(context.descriptors, arm=settings["arm"]),
+            board=context.board,
         ),
         name=spec.name,
         control=context.descriptors["control"],

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import tempfile
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
@@ -22,7 +21,7 @@ from typing import Any
 
 from dovetail.actor.actors import ActorConfig, board_layout, make_start
 from dovetail.actor.board import Board
-from dovetail.actor.control import EpisodeEnd
+from dovetail.actor.episode_end import EpisodeEnd
 from dovetail.config.plugins import resolve
 from dovetail.config.schema import RunConfig
 from dovetail.core import errors
@@ -34,6 +33,7 @@ from dovetail.core.types import Episode, EpisodeOrder, Outcome, Purpose, WeightS
 from dovetail.episodes.spool import Spool
 from dovetail.live.link import LiveLink
 from dovetail.processes.shared_memory import anonymous_memory, map_memory
+from dovetail.processes.temp_folder import LockedTempFolder
 from dovetail.rewards.early_success import BoardSuccessDetector, SuccessDetection
 from dovetail.robot_host.arm_stopper import call_within
 from dovetail.robot_host.heartbeat import Heartbeat
@@ -41,6 +41,7 @@ from dovetail.robot_host.host_process import STOP_S, HostProcess, start_processe
 from dovetail.robot_host.process_settings import ProcessSettings
 from dovetail.robot_host.stop_sources import StopSources
 from dovetail.robot_host.supervisor_stop import STOP_CALL_S, stop_without_control
+from dovetail.runs.assembly.camera_rates import max_camera_fps
 from dovetail.runs.assembly.workcell import Workcell
 from dovetail.weights.store import DiskWeightStore
 
@@ -76,8 +77,8 @@ class RobotHost:
         assert isinstance(plugin, HasMode)
         plugin.mode.check(policy)  # before a process starts
         self._config, self._actor, self._workcell, self._policy = config, config.actor.config, workcell, policy
-        self._temp_folder = tempfile.TemporaryDirectory(prefix="dovetail-host-")
-        self._spool = Spool((spool or Path(self._temp_folder.name) / "spool").absolute())
+        self._temp_folder = LockedTempFolder("dovetail-host-")
+        self._spool = Spool((spool or self._temp_folder.path / "spool").absolute())
         self._delete_episodes = spool is None
         self._weights = weights.absolute() if weights else None  # where the run publishes weights
         self._components = components.absolute() if components else None  # the initial components of the policy
@@ -297,7 +298,7 @@ class RobotHost:
             with contextlib.suppress(StoreError):  # pruned meanwhile, or weights of another run
                 if DiskWeightStore(self._weights).hashes(snapshot.version) == snapshot.hashes:
                     return self._weights, snapshot.version
-        folder = Path(self._temp_folder.name) / "weights"
+        folder = self._temp_folder.path / "weights"
         return folder, DiskWeightStore(folder, keep=1).publish(snapshot.components)
 
     def acknowledge(self) -> None:
@@ -337,6 +338,7 @@ class RobotHost:
             robot=workcell.robot.spec,
             policy=self._policy,
             extras={**workcell.probe(), **workcell.robot.safety_extras()},
+            max_fps=max_camera_fps(self._config),
         )
         memory = anonymous_memory(layout.num_bytes)
         self._board = Board(layout, map_memory(memory, layout.num_bytes))
@@ -364,7 +366,7 @@ class RobotHost:
             components=self._components,
             weights=self._weights,
             spool=self._spool.folder,
-            temp_folder=self._temp_folder.name,
+            temp_folder=self._temp_folder.path,
         )
         for name, process in self._processes.items():
             process.send({"layout": layout.to_json(), **settings.of(name)})
@@ -415,7 +417,7 @@ class RobotHost:
     def close(self) -> None:
         self._end()
         self._spool.close()
-        self._temp_folder.cleanup()
+        self._temp_folder.close()
 
     def _end(self) -> None:
         """End all processes: ask them, then kill them."""

@@ -27,7 +27,7 @@ class ProcessSettings:
     components: Path | None
     weights: Path | None
     spool: Path
-    temp_folder: str
+    temp_folder: Path
 
     def of(self, name: str) -> dict[str, Any]:
         by_name = {
@@ -85,4 +85,4 @@ class ProcessSettings:
 
     def _recorder(self) -> dict[str, Any]:
         flush_steps = max(1, round(self._actor.flush_every_s * self.spec.control_hz))
-        return {"spool": str(self.spool), "flush_steps": flush_steps, "temp_folder": self.temp_folder}
+        return {"spool": str(self.spool), "flush_steps": flush_steps, "temp_folder": str(self.temp_folder)}

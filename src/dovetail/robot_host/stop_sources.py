@@ -35,16 +35,24 @@ class StopSources:
         self._confirmed = [0, 0]  # the press and the end that `confirm` has reported
 
     @classmethod
-    def inherited(cls, descriptors: Mapping[str, int], *, num_axes: int, arm: str | None, board: Board) -> Self:
-        """In a child process: from the descriptors `mailbox` and `run_stop`, if it has them. Closes them."""
-        mailbox = run_stop = None
+    def inherited(
+        cls, descriptors: Mapping[str, int], *, num_axes: int, run_stop: RunStop | None, board: Board
+    ) -> Self:
+        """In a child process: from the descriptor `mailbox`, if it has one. Closes it."""
+        mailbox = None
         if (descriptor := descriptors.get("mailbox")) is not None:
             mailbox = Mailbox(num_axes, map_memory(descriptor, Mailbox.num_bytes(num_axes)))
             os.close(descriptor)  # the mapping remains
-        if (descriptor := descriptors.get("run_stop")) is not None:
-            run_stop = RunStop.from_descriptor(descriptor, arm=arm)
-            os.close(descriptor)
         return cls(mailbox=mailbox, run_stop=run_stop, board=board)
+
+    @staticmethod
+    def inherited_stop(descriptors: Mapping[str, int], *, arm: str | None) -> RunStop | None:
+        """In a child process: the run's emergency stop, from the descriptor `run_stop`, if it has one. Closes it."""
+        if (descriptor := descriptors.get("run_stop")) is None:
+            return None
+        run_stop = RunStop.from_descriptor(descriptor, arm=arm)
+        os.close(descriptor)
+        return run_stop
 
     def emergency(self) -> str | None:
         """The emergency stop in force, or None."""

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import tempfile
 from collections.abc import Mapping
 from datetime import timedelta
 from pathlib import Path
@@ -41,6 +40,7 @@ from dovetail.learn.memory import keep_freed_memory
 from dovetail.learn.setup import set_up
 from dovetail.processes.channel import ChannelClosed
 from dovetail.processes.child import WorkerProcess, run_worker
+from dovetail.processes.temp_folder import LockedTempFolder
 from dovetail.runs.assembly.build import build_trainable
 from dovetail.runs.assembly.policy_rate import ticks_of_step
 from dovetail.runs.folder import RunFolder
@@ -119,9 +119,9 @@ class RankGroup:
         self, folder: Path, *, size: int, robot: RobotSpec, replay: Path, replayed: RobotSpec | None = None
     ) -> None:
         self.size = size
-        self._temp_folder = tempfile.TemporaryDirectory(prefix="dovetail-ranks-")
+        self._temp_folder = LockedTempFolder("dovetail-ranks-")
         self._ranks: list[WorkerProcess] = []
-        rendezvous = Path(self._temp_folder.name) / "store"
+        rendezvous = self._temp_folder.path / "store"
         self._settings = rank_settings(
             folder, size=size, robot=robot, replay=replay, replayed=replayed, rendezvous=rendezvous
         )
@@ -170,7 +170,7 @@ class RankGroup:
             process.channel.close()
         if dist.is_initialized():
             dist.destroy_process_group()
-        self._temp_folder.cleanup()
+        self._temp_folder.close()
 
 
 def lead_ranks(

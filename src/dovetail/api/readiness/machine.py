@@ -17,7 +17,7 @@ from packaging.requirements import Requirement
 from dovetail.api.readiness.finding import Finding
 from dovetail.config.schema import RunConfig
 from dovetail.core.abilities import ConfiguresLayout
-from dovetail.processes.priority import CONTROL_PRIORITY
+from dovetail.processes.priority import CONTROL_PRIORITY, low_priority
 
 __all__ = ["machine_findings"]
 
@@ -104,10 +104,15 @@ def _clock() -> Finding:
 def _real_time_rights(config: RunConfig | None) -> Finding:
     actor = config.actor.config if config is not None else None
     matters = isinstance(actor, ConfiguresLayout) and actor.layout == "processes"
-    ok = _may_take_priority()
+    low = low_priority()
+    ok = low is None and _may_take_priority()
     detail = (
         "the control loop may take real-time priority" if ok else "the control loop gets no real-time priority"
     )
+    remedy = "Add `@USER - rtprio 50` to /etc/security/limits.conf and log in again (docs/realtime.md)"
+    if low is not None:
+        detail += f", because this process was started with priority '{low}'"
+        remedy = "Start the run without chrt -i and nice"
     if not ok and not matters:
         return Finding(
             name="real time", ok=True, detail=f"{detail}; only an arm with actor.layout=processes needs it"
@@ -116,7 +121,7 @@ def _real_time_rights(config: RunConfig | None) -> Finding:
         name="real time",
         ok=ok,
         detail=detail,
-        remedy="Add `@USER - rtprio 50` to /etc/security/limits.conf and log in again (docs/realtime.md)",
+        remedy=remedy,
         needed=False,
     )
 

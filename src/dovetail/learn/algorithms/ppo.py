@@ -27,6 +27,7 @@ from dovetail.learn.descent import Descent
 from dovetail.learn.finite import SkippedUpdate
 from dovetail.learn.rollouts import Moments, RolloutSettings, explained_variance, gae
 from dovetail.learn.state import raise_checkpoint_errors
+from dovetail.learn.torch_optimizers import TorchAdam
 from dovetail.policies.components import trainable_components
 from dovetail.policies.trainable import TrainablePolicy, ValuedPolicy
 
@@ -88,7 +89,7 @@ class PPO(Descent):
         # the critic's large first gradients would leave the actor no step, so each network is clipped by itself
         super().__init__(
             policy,
-            torch.optim.Adam,
+            TorchAdam,
             seed=seed,
             max_grad_norm=config.max_grad_norm,
             clip_each_component=True,

@@ -71,6 +71,11 @@ class DevicePictureConfig(PictureConfig):
     capture_size: tuple[Side, Side] | None = None
     """Width and height that the device captures. Null: `size`, before the rotation. Needed with `crop`."""
 
+    @property
+    def max_fps(self) -> float:
+        """The device is set to this rate. A stream (`video`) may be faster than its `fps`."""
+        return self.fps
+
     @model_validator(mode="after")
     def _crop_of_known_size(self) -> Self:
         if self.crop is not None and self.capture_size is None:

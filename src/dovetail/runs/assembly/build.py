@@ -49,10 +49,12 @@ from dovetail.robot_host.restarting_actor import RestartingActor
 from dovetail.robot_host.stop_sources import StopSources
 from dovetail.robot_host.stop_watch import StopWatch
 from dovetail.robots.safety import SafeRobot
+from dovetail.runs.assembly.camera_rates import max_camera_fps
 from dovetail.runs.assembly.operators import console_config
 from dovetail.runs.assembly.policy_components import build_policy
 from dovetail.runs.assembly.policy_rate import policy_robot
 from dovetail.runs.assembly.seen_images import image_size
+from dovetail.runs.assembly.stop_devices import StopDevices
 from dovetail.runs.assembly.workcell import Workcell, build_workcell
 
 __all__ = ["Assembly", "build_assembly", "build_labeler", "build_labeler_chain", "build_trainable", "is_on_policy"]
@@ -259,7 +261,11 @@ class Assembly:
         if not self._boards:
             extras = {**self.workcell.probe(), **self.robot.safety_extras()}
             layout = board_layout(
-                self.config.actor.config, robot=self.robot.spec, policy=self.policy().spec, extras=extras
+                self.config.actor.config,
+                robot=self.robot.spec,
+                policy=self.policy().spec,
+                extras=extras,
+                max_fps=max_camera_fps(self.config),
             )
             self._boards.append(Board(layout, self.link.share_board(layout)))
         return self._boards[0]
@@ -325,12 +331,16 @@ def build_assembly(
     on_restart: Callable[[str, int], None] | None = None,
     name: str | None = None,
     lock_descriptor: int | None = None,
+    early_devices: StopDevices | None = None,
 ) -> Assembly:
     """Build robot and task, and check that they fit.
 
     `live` makes the link to the console. `name` is the robot's name among several. With `on_restart(process, pid)`, a killed
-    process of the arm is restarted; without it, that is a fault. `lock_descriptor`: see RobotHost.
+    process of the arm is restarted; without it, that is a fault. `lock_descriptor`: see RobotHost. `early_devices`: the
+    devices of the operator, if they are open already.
     """
+    if early_devices is None and live is not None:
+        early_devices = StopDevices(config.operator)  # first: a press is heard while the rest is built
     torch.set_num_threads(1)  # more threads than cores would slow down every process
     workcell = build_workcell(
         task=config.task,
@@ -340,10 +350,13 @@ def build_assembly(
         hides_success=config.labeling.hide_success,
         name=name,
         operator=config.operator,
+        early_devices=early_devices,
     )
     link = live(workcell.robot.spec) if live is not None else None
     if link is not None:
         link.open()
+        if early_devices is not None:
+            early_devices.report_to(link.stop)
         # here, too, although a control process reads it: that process may hang, wait after a fault or restart
         workcell.watch_device(config.operator, link.stop)
         driven = console_config(config.operator)

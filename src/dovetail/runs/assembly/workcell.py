@@ -42,6 +42,7 @@ from dovetail.robots.safety import SafeRobot, SafetyConfig
 from dovetail.runs.assembly.hidden_success import HiddenSuccess
 from dovetail.runs.assembly.leaders import build_leader
 from dovetail.runs.assembly.operators import console_config, drives_part, inner_operators
+from dovetail.runs.assembly.stop_devices import StopDevices
 
 __all__ = ["Workcell", "build_driver", "build_workcell", "demonstrates"]
 
@@ -58,6 +59,7 @@ class Workcell:
     _raw: Robot
     hides_success: bool = False  # from online episodes
     records_axes: bool = False  # which axes a person drives
+    early_devices: StopDevices | None = None  # open already
     _devices: dict[str, Operator] = field(default_factory=dict)  # each is opened once for all purposes
 
     def task_for(self, purpose: Purpose) -> Task:
@@ -141,6 +143,8 @@ class Workcell:
             handles["inner"] = inner[0]
         if isinstance(section.config, ConfiguresLeader):
             handles["leader"] = build_leader(section.config.leader, clock=self.clock)
+        if self.early_devices is not None and (device := self.early_devices.take(section)) is not None:
+            handles["device"] = device
         operator: Operator = section.build(**handles)
         if isinstance(operator, KeepsPace) and isinstance(self.clock, SimulatedClock):
             operator.keep_pace(1.0 / self.robot.spec.control_hz)
@@ -170,6 +174,8 @@ class Workcell:
             for device in self._devices.values():
                 if isinstance(device, Closes):
                     device.close()
+            if self.early_devices is not None:
+                self.early_devices.close()
             if isinstance(self._raw, Closes):
                 self._raw.close()
 
@@ -189,8 +195,10 @@ def build_workcell(
     cameras: Mapping[str, PluginSection] = _NO_CAMERAS,
     name: str | None = None,
     operator: PluginSection | None = None,
+    early_devices: StopDevices | None = None,
 ) -> Workcell:
-    """Build robot, cameras and task, and check that they fit. `name`: see SafeRobot. `operator` decides what is recorded."""
+    """Build robot, cameras and task, and check that they fit. `name`: see SafeRobot. `operator` decides what is recorded.
+    The operator uses its `early_devices`; the workcell closes them."""
     raw, job = build_driver(task=task, robot=robot, cameras=cameras)
     clock: Clock
     if isinstance(raw, SimulatedRobot):
@@ -210,6 +218,7 @@ def build_workcell(
         _raw=raw,
         hides_success=hides_success,
         records_axes=operator is not None and drives_part(operator),
+        early_devices=early_devices,
     )
 
 

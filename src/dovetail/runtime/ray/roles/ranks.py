@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import tempfile
 import threading
 import time
 from collections.abc import Mapping
@@ -25,6 +24,7 @@ from dovetail.core.contracts import Algorithm
 from dovetail.core.errors import FailureError, UsageError, one_line
 from dovetail.core.specs import RobotSpec
 from dovetail.core.types import Array
+from dovetail.processes.temp_folder import LockedTempFolder
 from dovetail.runs.folder import RunFolder
 from dovetail.runtime.ranks import LeadAlgorithm, follow, lead_ranks, rank_settings
 from dovetail.runtime.ray.cluster.connection import machines
@@ -83,14 +83,14 @@ class RayRanks:
 
     def __init__(self, folder: RunFolder, *, robot: RobotSpec, replayed: RobotSpec) -> None:
         self.size = folder.config.learner.ranks
-        self._config, self._temp_folder = folder.config, tempfile.TemporaryDirectory(prefix="dovetail-ranks-")
+        self._config, self._temp_folder = folder.config, LockedTempFolder("dovetail-ranks-")
         self._settings = rank_settings(
             folder.path,
             size=self.size,
             robot=robot,
             replay=folder.replay,
             replayed=replayed,
-            rendezvous=Path(self._temp_folder.name) / "store",
+            rendezvous=self._temp_folder.path / "store",
         )
         self._settings["sees_its_own"] = self._config.cluster.learner.num_gpus > 0  # otherwise each sees all GPUs
         self._ranks: dict[int, Any] = {}
@@ -128,7 +128,7 @@ class RayRanks:
             ray.kill(rank)
         if dist.is_initialized():
             dist.destroy_process_group()
-        self._temp_folder.cleanup()
+        self._temp_folder.close()
 
     def _exit_reason(self) -> FailureError | None:
         """Of the first rank that has ended; None while all are alive."""
@@ -139,7 +139,7 @@ class RayRanks:
                 continue
             except RayActorError:
                 with contextlib.suppress(OSError):
-                    reason = Path(self._temp_folder.name, f"{_ERROR_FILE}{number}").read_text()
+                    reason = (self._temp_folder.path / f"{_ERROR_FILE}{number}").read_text()
                     return FailureError(f"learning rank {number} has died: {reason}")
                 return RankLost(f"learning rank {number} was killed")
         return None

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import dovetail
 from dovetail.config.schema import RunConfig
@@ -29,13 +29,16 @@ from dovetail.live.link import LiveLink
 from dovetail.live.run_stop import NotRunning, RunStop
 from dovetail.live.stop_relay import Exchange, RelayedStop, Reply
 from dovetail.runs.assembly.arms import arm_name
-from dovetail.runs.assembly.build import Assembly, build_assembly
+from dovetail.runs.assembly.stop_devices import StopDevices
 from dovetail.runs.drain_spool import drain_spool
-from dovetail.runs.roles.robot import RobotRunner
 from dovetail.runtime.ray.roles.handles import StoreHandle
 from dovetail.runtime.ray.roles.role import Role, exclusive_lock
 from dovetail.runtime.ray.roles.weights import WeightsReader
 from dovetail.weights.store import DiskWeightStore
+
+if TYPE_CHECKING:  # they load torch: a new process first opens the input devices
+    from dovetail.runs.assembly.build import Assembly
+    from dovetail.runs.roles.robot import RobotRunner
 
 __all__ = ["KEY", "Arm", "RobotRole"]
 
@@ -77,14 +80,14 @@ class Arm:
         return folder
 
 
-def _run_stop(arm: Arm, folder: Path) -> RunStop:
-    """The emergency stop of the run if this process is on the driver's machine, otherwise one that the driver relays."""
+def _attached_stop(arm: Arm) -> RunStop | None:
+    """The emergency stop of the run. None if this process is not on the driver's machine."""
     with contextlib.suppress(NotRunning):
         stop = RunStop.attach(arm.run, arm=arm.name)
         if stop.token == arm.stop_token:
             return stop
         stop.close()
-    return RunStop.create(folder, arm=arm.name)
+    return None
 
 
 class RobotRole(Role):
@@ -93,13 +96,20 @@ class RobotRole(Role):
     def __init__(self, arm: Arm, *, store: Any, weights: Any) -> None:
         super().__init__(arm.name)
         self._arm, self._config = arm, RunConfig.model_validate(dict(arm.config))
+        # before all that takes time: after a restart of this process, the control process may be gone, too
+        self._devices = StopDevices(self._config.operator)
+        attached = _attached_stop(arm)
+        if attached is not None:
+            self._devices.report_to(attached)
         self._ended, self._online, self._delivering = threading.Event(), threading.Event(), threading.Event()
         self._folder = arm.make_folder()
         self._lock_file = exclusive_lock(
             self._folder / ".lock"
         )  # shared with its control process: one moves the arm
-        self._stop = _run_stop(arm, self._folder)
-        self._relayed_stop = None if self._stop.token == arm.stop_token else RelayedStop(self._stop)
+        # on another machine, the driver relays it
+        self._stop = attached or RunStop.create(self._folder, arm=arm.name)
+        self._devices.report_to(self._stop)
+        self._relayed_stop = RelayedStop(self._stop) if attached is None else None
         self._stopped_at = 0  # place in `_stop` when the present problem was first seen
         self._spool = self._folder / "spool"
         self._store = StoreHandle(store, until=self._ended.is_set)
@@ -177,6 +187,7 @@ class RobotRole(Role):
         self._deliver()
         if self._assembly is not None:
             self._arm_thread.submit(self._assembly.close).result()
+        self._devices.close()
         self._stop.close()
 
     # ---- the arm's thread
@@ -255,6 +266,8 @@ class RobotRole(Role):
 
     def _build(self) -> Assembly:
         if self._assembly is None:
+            from dovetail.runs.assembly.build import build_assembly
+
             with self.working("starting"):
                 self._assembly = build_assembly(
                     self._config,
@@ -264,11 +277,14 @@ class RobotRole(Role):
                     on_restart=self._on_restart,
                     name=arm_name(self._config, self.name),
                     lock_descriptor=self._lock_file.fileno(),
+                    early_devices=self._devices,
                 )
         return self._assembly
 
     def _runner(self) -> RobotRunner:
         if self._robot is None:
+            from dovetail.runs.roles.robot import RobotRunner
+
             self._robot = RobotRunner(
                 self._build(),
                 config_hash=self._arm.config_hash,
