@@ -93,7 +93,7 @@ def test_one_line_refuses_depth_where_it_cannot_be_used(tmp_path):
     ):
         GaussianMLP(frozen, robot=ROBOT, seed=0)
     with pytest.raises(
-        SpecMismatch, match=r"'top' to the depth image 'front_depth', but pi0 sees color only"
+        SpecMismatch, match=r"'top' to the depth image 'front_depth', but the checkpoint sees color only"
     ) as caught:
         match_cameras(ROBOT, {"top": "front_depth"}, cameras=("top",))
     assert "\n" not in str(caught.value)

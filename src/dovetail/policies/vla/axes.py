@@ -37,8 +37,8 @@ class StateAxes:
         if len(order) != size:
             sizes = ", ".join(f"{key} {low_dim[key].shape[0]}" for key in chosen)
             raise SpecMismatch(
-                f"policy 'pi0' has statistics of {size} state axes, but robot '{robot.name}' gives {len(order)} ({sizes}). "
-                "Choose observations with policy.state, or statistics of this robot with policy.stats"
+                f"the checkpoint has statistics of {size} state axes, but robot '{robot.name}' gives {len(order)} ({sizes}): "
+                "choose observations with policy.state, or use statistics of this robot"
             )
         return StateAxes(keys=chosen, order=order)
 
@@ -60,8 +60,8 @@ class ActionAxes:
         order = _order(ours, names, setting="policy.action_axes", owner=f"action of robot '{robot.name}'")
         if len(order) != size or len(order) != len(ours):
             raise SpecMismatch(
-                f"policy 'pi0' has statistics of {size} action axes, but robot '{robot.name}' has {len(ours)} "
-                f"({', '.join(ours[:8])}). Use statistics of this robot (policy.stats) or another robot"
+                f"the checkpoint has statistics of {size} action axes, but robot '{robot.name}' has {len(ours)} "
+                f"({', '.join(ours[:8])}). Use statistics of this robot, or another robot"
             )
         for name in relative:
             if name not in ours:
@@ -98,7 +98,8 @@ def match_cameras(robot: RobotSpec, images: Mapping[str, str], *, cameras: Seque
             )
         if key in robot.observation and robot.observation[key].is_depth:
             raise SpecMismatch(
-                f"policy.images maps '{name}' to the depth image '{key}', but pi0 sees color only. Name a color camera"
+                f"policy.images maps '{name}' to the depth image '{key}', but the checkpoint sees "
+                "color only. Name a color camera"
             )
         if key not in ours:
             hint = did_you_mean(key, ours) or " It has no camera: set robot.images."
