@@ -66,6 +66,7 @@ __all__ = [
     "NeedsVerdict",
     "Pauses",
     "PlansReset",
+    "NamesCheckpoint",
     "PrefersImageSize",
     "PreparesReset",
     "Probes",
@@ -464,6 +465,13 @@ class BringsWeights(Protocol):
     attribute."""
 
     brings_weights: bool
+
+
+@runtime_checkable
+class NamesCheckpoint(Protocol):
+    """Settings of a policy that may start from a published folder."""
+
+    checkpoint: str | None
 
 
 @runtime_checkable

@@ -12,7 +12,6 @@ from dovetail.core.specs import RobotSpec
 from dovetail.core.types import ActContext, ActionChunk, Array
 from dovetail.policies.images.resnet import Norm, TorchvisionResNet
 from dovetail.policies.lerobot.act_network import ActInputs, ActNetwork, Style
-from dovetail.policies.lerobot.inputs import ENVIRONMENT, STATE
 from dovetail.policies.lerobot.policy import LeRobotPolicy, network_config
 from dovetail.policies.lerobot.settings import ActConfig
 from dovetail.policies.lerobot.transformer import dropout
@@ -37,8 +36,8 @@ class Act(LeRobotPolicy):
         super().__init__(config, folder, robot=robot, horizon=self._config.horizon)
         width, cameras = self._config.width, self._inputs.cameras
         self._sizes = ActInputs(
-            state=self._inputs.size(STATE),
-            environment=self._inputs.size(ENVIRONMENT),
+            state=self._inputs.num_state,
+            environment=self._inputs.num_environment,
             maps=tuple(TorchvisionResNet.map_shape(*camera.size, channels=width) for camera in cameras),
         )
         num_actions = len(self._inputs.action_order)
@@ -70,7 +69,7 @@ class Act(LeRobotPolicy):
     def features(self, observations: Mapping[str, Tensor], *, encoder: nn.ModuleDict | None = None) -> Tensor:
         """State, environment and flat feature maps [B, F]."""
         encoder = encoder or self._encoder
-        parts = [self._vector(name, observations) for name in self._inputs.vectors]
+        parts = [self._vector(vector, observations) for vector in self._inputs.vectors]
         for camera in self._inputs.cameras:
             parts.append(encoder["backbone"](self._pixels(camera, observations)).flatten(1))
         return torch.cat(parts, dim=1)

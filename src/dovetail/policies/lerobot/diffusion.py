@@ -12,7 +12,7 @@ from dovetail.core.specs import RobotSpec
 from dovetail.core.types import ActContext, ActionChunk, Array
 from dovetail.policies.flows.guidance import Committed, committed_actions, guided_velocity
 from dovetail.policies.images.resnet import Norm
-from dovetail.policies.lerobot.inputs import ENVIRONMENT, STATE
+from dovetail.policies.lerobot.inputs import VectorInput
 from dovetail.policies.lerobot.noise_schedule import NoiseSchedule
 from dovetail.policies.lerobot.policy import LeRobotPolicy, network_config
 from dovetail.policies.lerobot.settings import DiffusionConfig
@@ -98,19 +98,18 @@ class Diffusion(LeRobotPolicy):
     def num_features(self) -> int:
         inputs, config = self._inputs, self._config
         images = 2 * config.num_keypoints * len(inputs.cameras)
-        return (inputs.size(STATE) + inputs.size(ENVIRONMENT) + images) * config.num_observations
+        return (inputs.num_state + inputs.num_environment + images) * config.num_observations
 
     def features(self, observations: Mapping[str, Tensor], *, encoder: nn.ModuleDict | None = None) -> Tensor:
         """State, keypoints and environment of each observed step, [B, F]."""
-        num_steps = self._config.num_observations
+        inputs, num_steps = self._inputs, self._config.num_observations
 
-        def vector(name: str) -> list[Tensor]:
-            if name not in self._inputs.vectors:
-                return []
-            values = self._vector(name, observations)
-            return [values if num_steps > 1 else values[:, None]]
+        def steps(vector: VectorInput) -> Tensor:
+            values = self._vector(vector, observations)
+            return values if num_steps > 1 else values[:, None]
 
-        parts = [*vector(STATE), *self._keypoints(observations, encoder or self._encoder), *vector(ENVIRONMENT)]
+        keypoints = self._keypoints(observations, encoder or self._encoder)
+        parts = [*map(steps, inputs.state), *keypoints, *map(steps, inputs.environment)]
         return torch.cat(parts, dim=-1).flatten(1)
 
     def _keypoints(self, observations: Mapping[str, Tensor], encoder: nn.ModuleDict) -> list[Tensor]:
@@ -167,18 +166,25 @@ class Diffusion(LeRobotPolicy):
         Guidance is the flow's (Black et al., 2025), because both come from the same rule (Song et al., 2023, pseudoinverse
         guidance): x / (sqrt(a) + sqrt(1 - a)) is a flow's point at the time sqrt(a) / (sqrt(a) + sqrt(1 - a)), and the clean
         actions are its end.
+
+        The error is that of the clipped prediction, and the guided actions are clipped again: where x is almost only noise,
+        a prediction is far out of range, and its error would drive the whole chunk away.
         """
         levels = torch.full((len(x),), level, device=x.device)
 
         def clean(x: Tensor) -> Tensor:
             return self._noise_schedule.clean(self._actor(x, levels, features), x, level)
 
+        def clipped(x: Tensor) -> Tensor:  # its derivative is that of the prediction
+            predicted = clean(x)
+            return predicted + (self._noise_schedule.clip(predicted) - predicted).detach()
+
         if committed is None:
             return clean(x)
         scale, time = self._noise_schedule.flow_time(level)
         guidance, past = self._config.guidance, (0, 0, self._num_past, 0)
         velocity = guided_velocity(
-            lambda point, t: (clean(point * scale) - point) / (1.0 - t),
+            lambda point, t: (clipped(point * scale) - point) / (1.0 - t),
             x / scale,
             time,
             target=nn.functional.pad(committed.target, past),
@@ -186,7 +192,7 @@ class Diffusion(LeRobotPolicy):
             beta=guidance.beta,
             jacobian=guidance.jacobian,
         )
-        return x / scale + (1.0 - time) * velocity
+        return self._noise_schedule.clip(x / scale + (1.0 - time) * velocity)
 
 
 def _with_past(values: Tensor, num_past: int) -> Tensor:

@@ -3,7 +3,6 @@ own order; a checkpoint's axes and cameras are matched by name."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -42,63 +41,79 @@ class CameraInput:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PolicyInputs:
-    vectors: Mapping[str, VectorInput]
+    state: tuple[
+        VectorInput, ...
+    ]  # together, in this order: one for each key of a new policy, one of a checkpoint
+    environment: tuple[VectorInput, ...]
     cameras: tuple[CameraInput, ...]
     action_order: Array  # the robot's place of each axis of the network's actions
 
-    def size(self, name: str) -> int:
-        return self.vectors[name].size if name in self.vectors else 0
+    @property
+    def vectors(self) -> tuple[VectorInput, ...]:
+        return (*self.state, *self.environment)
+
+    @property
+    def num_state(self) -> int:
+        return sum(vector.size for vector in self.state)
+
+    @property
+    def num_environment(self) -> int:
+        return sum(vector.size for vector in self.environment)
+
+    def observation_keys(self) -> tuple[str, ...]:
+        keys = [key for vector in self.vectors for key in vector.keys]
+        return tuple(dict.fromkeys([*keys, *(camera.key for camera in self.cameras)]))
 
     @staticmethod
     def of_new(spec: PolicySpec) -> PolicyInputs:
         """Of a policy without a checkpoint: all low-dimensional inputs make the state."""
-        keys = tuple(key for key, array in spec.observation.items() if not array.is_picture)
         if depth := [key for key, array in spec.observation.items() if array.is_depth]:
             raise SpecMismatch(
                 f"policy '{spec.name}' has depth image '{depth[0]}' among its inputs, but it sees color only. Remove it "
                 "from policy.inputs"
             )
-        size = sum(spec.observation[key].shape[0] for key in keys)
-        state = VectorInput(name=STATE, keys=keys, order=np.arange(size))
-        cameras = tuple(
-            CameraInput(name=f"images.{key}", key=key, size=(array.shape[0], array.shape[1]))
-            for key, array in spec.observation.items()
-            if array.is_image
-        )
         return PolicyInputs(
-            vectors={STATE: state} if keys else {},
-            cameras=cameras,
+            state=tuple(
+                VectorInput(name=key, keys=(key,), order=np.arange(array.shape[0]))
+                for key, array in spec.observation.items()
+                if not array.is_picture
+            ),
+            environment=(),
+            cameras=tuple(
+                CameraInput(name=f"images.{key}", key=key, size=(array.shape[0], array.shape[1]))
+                for key, array in spec.observation.items()
+                if array.is_image
+            ),
             action_order=np.arange(spec.action.shape[0]),
         )
 
     @staticmethod
     def of_checkpoint(folder: Folder, config: LeRobotPolicyConfig, robot: RobotSpec) -> PolicyInputs:
         """Raise SpecMismatch if the robot lacks an input, or if sizes differ."""
-        vectors = {}
-        for name, keys, axes in (
-            (STATE, config.state, config.state_axes),
-            (ENVIRONMENT, config.environment, ()),
-        ):
-            size = folder.size(f"observation.{name}")
-            if not size:
-                if keys:
-                    raise SpecMismatch(
-                        f"{folder.path} reads no observation.{name}, but {', '.join(keys)} are given"
-                    )
-                continue
-            if name == ENVIRONMENT and not keys:
-                raise SpecMismatch(
-                    f"{folder.path} reads observation.environment_state ({size} axes). Name the robot's observations that "
-                    "make it in policy.environment"
-                )
-            found = StateAxes.of(robot, keys, axes, size=size)
-            vectors[name] = VectorInput(name=name, keys=found.keys, order=found.order)
-        action = ActionAxes.of(robot, config.action_axes, size=folder.size(ACTION), relative=())
-        return PolicyInputs(vectors=vectors, cameras=_cameras(folder, config, robot), action_order=action.order)
+        num_environment = folder.size(f"observation.{ENVIRONMENT}")
+        if num_environment and not config.environment:
+            raise SpecMismatch(
+                f"{folder.path} reads observation.environment_state ({num_environment} axes). Name the robot's observations "
+                "that make it in policy.environment"
+            )
 
-    def observation_keys(self) -> tuple[str, ...]:
-        keys = [key for vector in self.vectors.values() for key in vector.keys]
-        return tuple(dict.fromkeys([*keys, *(camera.key for camera in self.cameras)]))
+        def vectors(name: str, keys: tuple[str, ...], axes: tuple[str, ...] = ()) -> tuple[VectorInput, ...]:
+            size = folder.size(f"observation.{name}")
+            if not size and keys:
+                names = ", ".join(keys)
+                raise SpecMismatch(f"{folder.path} reads no observation.{name}, but the config names {names}")
+            if not size:
+                return ()
+            found = StateAxes.of(robot, keys, axes, size=size)
+            return (VectorInput(name=name, keys=found.keys, order=found.order),)
+
+        action = ActionAxes.of(robot, config.action_axes, size=folder.size(ACTION), relative=())
+        return PolicyInputs(
+            state=vectors(STATE, config.state, config.state_axes),
+            environment=vectors(ENVIRONMENT, config.environment),
+            cameras=_cameras(folder, config, robot),
+            action_order=action.order,
+        )
 
 
 def _cameras(folder: Folder, config: LeRobotPolicyConfig, robot: RobotSpec) -> tuple[CameraInput, ...]:

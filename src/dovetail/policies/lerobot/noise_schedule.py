@@ -65,7 +65,7 @@ class NoiseSchedule:
     def step(self, clean: Tensor, x: Tensor, level: int, noise: Tensor | None) -> Tensor:
         """x at the next lower level, from x_0 as `clean` gives it. DDPM adds `noise`, except at level 0."""
         now, after = self.signal(level), self.signal(level - self._stride)
-        clipped = clean if self._clip is None else clean.clamp(-self._clip, self._clip)
+        clipped = self.clip(clean)
         if not self._stochastic:
             direction = (x - math.sqrt(now) * clean) / math.sqrt(1.0 - now)  # the noise in x
             return math.sqrt(after) * clipped + math.sqrt(1.0 - after) * direction
@@ -75,6 +75,9 @@ class NoiseSchedule:
             return mean
         variance = max((1.0 - after) / (1.0 - now) * (1.0 - ratio), 1e-20)
         return mean + math.sqrt(variance) * noise
+
+    def clip(self, clean: Tensor) -> Tensor:
+        return clean if self._clip is None else clean.clamp(-self._clip, self._clip)
 
     @property
     def is_stochastic(self) -> bool:

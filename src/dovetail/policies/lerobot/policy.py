@@ -18,7 +18,7 @@ from dovetail.core.types import ActionChunk, Array, WeightSnapshot
 from dovetail.policies.base import NetworkPolicy, policy_spec
 from dovetail.policies.components import NORMALIZER, ComponentConfig, ObservationStatistics
 from dovetail.policies.lerobot.folder import Folder, open_folder
-from dovetail.policies.lerobot.inputs import ACTION, STATE, CameraInput, PolicyInputs
+from dovetail.policies.lerobot.inputs import ACTION, CameraInput, PolicyInputs, VectorInput
 from dovetail.policies.lerobot.settings import LeRobotPolicyConfig
 from dovetail.policies.normalizer import CLIP, Normalizer
 
@@ -30,8 +30,8 @@ _Config = TypeVar("_Config", bound=LeRobotPolicyConfig)
 
 
 class LeRobotPolicy(NetworkPolicy):
-    """The network's state is one vector, and its statistics are those of that vector: the normalizer has the keys `state`,
-    `environment_state`, `images.NAME` (channels from 0 to 1) and `action`.
+    """The normalizer also has statistics of `images.NAME` (channels from 0 to 1) and of `action`. That of a checkpoint has
+    `state` and `environment_state`, in the checkpoint's order, instead of the robot's observations.
 
     The actions of a new policy are normalized by the robot's limits, as everywhere. Those of a checkpoint are normalized by
     its statistics, without limits.
@@ -77,7 +77,7 @@ class LeRobotPolicy(NetworkPolicy):
 
     def _make_normalizer(self) -> Normalizer:
         inputs = self._inputs
-        sizes = {name: vector.size for name, vector in inputs.vectors.items()}
+        sizes = {vector.name: vector.size for vector in inputs.vectors}
         cameras = [camera.name for camera in inputs.cameras]
         normalizer = Normalizer(
             {**sizes, **dict.fromkeys(cameras, 3), ACTION: len(inputs.action_order)},
@@ -114,39 +114,22 @@ class LeRobotPolicy(NetworkPolicy):
         if not self._is_frozen(NORMALIZER):
             self._normalizer.fit(
                 {
-                    name: np.concatenate([columns[key] for key in vector.keys], axis=1)[:, vector.order]
-                    for name, vector in self._inputs.vectors.items()
+                    vector.name: np.concatenate([columns[key] for key in vector.keys], axis=1)[:, vector.order]
+                    for vector in self._inputs.vectors
                 }
             )
 
     def set_normalization(self, statistics: Mapping[str, ObservationStatistics]) -> None:
         if self._folder is not None:
-            raise UsageError(
-                "policy.normalization is for new policies; the checkpoint has its own statistics. Remove it"
-            )
-        state, first = self._inputs.vectors[STATE], 0
-        sizes = {key: self._spec.observation[key].shape[0] for key in state.keys}
-        for key in statistics.keys() - sizes.keys():
-            raise UsageError(f"policy.normalization has statistics of '{key}', which is no input of '{self.name}'")
-        for key, size in sizes.items():
-            if key in statistics:
-                known = statistics[key]
-                if not len(known.mean) == len(known.std) == size:
-                    raise UsageError(
-                        f"policy.normalization has {len(known.mean)} means and {len(known.std)} stds of '{key}', but it "
-                        f"has {size} values"
-                    )
-                self._normalizer.mean[STATE][first : first + size] = known.mean
-                self._normalizer.std[STATE][first : first + size] = known.std
-            first += size
+            raise UsageError("policy.normalization is for new policies; the checkpoint has its own. Remove it")
+        super().set_normalization(statistics)
 
     # ---- observations
 
-    def _vector(self, name: str, observations: Mapping[str, Tensor]) -> Tensor:
+    def _vector(self, vector: VectorInput, observations: Mapping[str, Tensor]) -> Tensor:
         """A normalized vector, [B, S] or [B, n, S] with history."""
-        vector = self._inputs.vectors[name]
         joined = torch.cat([self._filled(observations, key) for key in vector.keys], dim=-1)
-        return self._normalizer(name, joined[..., torch.as_tensor(vector.order, device=joined.device)])
+        return self._normalizer(vector.name, joined[..., torch.as_tensor(vector.order, device=joined.device)])
 
     def _pixels(self, camera: CameraInput, observations: Mapping[str, Tensor]) -> Tensor:
         """Normalized images [N, 3, H, W] of one camera; N counts the history too."""

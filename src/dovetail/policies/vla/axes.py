@@ -37,8 +37,8 @@ class StateAxes:
         if len(order) != size:
             sizes = ", ".join(f"{key} {low_dim[key].shape[0]}" for key in chosen)
             raise SpecMismatch(
-                f"the checkpoint has statistics of {size} state axes, but robot '{robot.name}' gives {len(order)} ({sizes}): "
-                "choose observations with policy.state, or use statistics of this robot"
+                f"the checkpoint has statistics of {size} state axes, but robot '{robot.name}' gives {len(order)} "
+                f"({sizes}). Choose observations with policy.state, or use statistics of this robot"
             )
         return StateAxes(keys=chosen, order=order)
 
