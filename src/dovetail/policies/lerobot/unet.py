@@ -62,23 +62,23 @@ class ConditionalUnet(nn.Module):
         condition = torch.cat((self.diffusion_step_encoder(levels), features), dim=1)
         x, kept = x.transpose(1, 2), []
         for stage in self.down_modules:
-            x = stage.blocks(x, condition)
-            kept.append(x)
-            x = stage[2](x)
+            mixed, x = stage(x, condition)
+            kept.append(mixed)
         for middle in self.mid_modules:
             x = middle(x, condition)
         for stage in self.up_modules:
-            x = stage[2](stage.blocks(torch.cat((x, kept.pop()), dim=1), condition))
+            _, x = stage(torch.cat((x, kept.pop()), dim=1), condition)
         return self.final_conv(x).transpose(1, 2)  # type: ignore[no-any-return]
 
 
 class _Stage(nn.ModuleList):
     """Two blocks, and what changes the length of the time axis."""
 
-    def blocks(self, x: Tensor, condition: Tensor) -> Tensor:
-        x = self[0](x, condition)
-        mixed: Tensor = self[1](x, condition)
-        return mixed
+    def forward(self, x: Tensor, condition: Tensor) -> tuple[Tensor, Tensor]:
+        """The output of the blocks, and the same with another length."""
+        first, second, change_length = self
+        mixed: Tensor = second(first(x, condition), condition)
+        return mixed, change_length(mixed)
 
 
 class _LevelEmbedding(nn.Module):
