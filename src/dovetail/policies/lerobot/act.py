@@ -70,9 +70,17 @@ class Act(LeRobotPolicy):
         """State, environment and flat feature maps [B, F]."""
         encoder = encoder or self._encoder
         parts = [self._vector(vector, observations) for vector in self._inputs.vectors]
-        for camera in self._inputs.cameras:
-            parts.append(encoder["backbone"](self._pixels(camera, observations)).flatten(1))
+        parts += self._maps([self._pixels(camera, observations) for camera in self._inputs.cameras], encoder)
         return torch.cat(parts, dim=1)
+
+    def _maps(self, images: list[Tensor], encoder: nn.ModuleDict) -> list[Tensor]:
+        """The flat feature map of each camera. Images of one size go through the network together: faster on a GPU."""
+        if not images:
+            return []
+        if len({image.shape for image in images}) > 1:
+            return [encoder["backbone"](image).flatten(1) for image in images]
+        maps: Tensor = encoder["backbone"](torch.cat(images))
+        return list(maps.flatten(1).chunk(len(images)))
 
     def imitation_loss(
         self, features: Tensor, actions: Tensor, mask: Tensor | None = None, *, generator: Generator | None = None
