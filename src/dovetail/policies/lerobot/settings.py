@@ -18,7 +18,7 @@ _OF_CHECKPOINT = ("images", "state", "environment", "state_axes", "action_axes")
 class LeRobotPolicyConfig(NetworkPolicyConfig):
     """A new policy has `inputs`. A policy from a checkpoint has `state` and `images`, and its network is the folder's."""
 
-    BASIC: ClassVar[Collection[str]] = ("inputs", "checkpoint", "images", "state")
+    BASIC: ClassVar[Collection[str]] = ("inputs", "checkpoint")
     NETWORK: ClassVar[Collection[str]] = ("resnet", "width")  # what the folder of a checkpoint sets
 
     inputs: tuple[str, ...] = ()
