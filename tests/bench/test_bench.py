@@ -83,6 +83,13 @@ def test_vla_on_a_cpu_compares_a_tiny_model_with_stock_transformers() -> None:
     assert rows["CPU, tiny pi0: ours against stock: difference of actions"].value < 1e-3  # percent
 
 
+def test_vla_act_on_a_cpu_measures_a_small_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    rows = {row.name: row for row in load_bench(BENCHES["vla_act"])(quick=True)}
+    assert rows["act, small, CPU: weights"].value == pytest.approx(1.0, abs=0.5)
+    assert len(rows["act, small, CPU, float32"].samples) == 3
+
+
 def test_vla_without_transformers_keeps_its_own_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "transformers", None)
     names = [row.name for row in vla.network_rows(num=3)]

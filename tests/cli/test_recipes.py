@@ -164,3 +164,20 @@ def test_recipe_runs_for_a_minute_and_reports(tmp_path, weights, classifier, emu
     assert 0.0 <= after["low"] <= after["rate"] <= after["high"] <= 1.0
     assert 0.0 < report["wall_s"] < seconds
     assert "of 3" in dovetail("eval", name, "--episodes", "3", "--quiet", cwd=tmp_path)
+
+
+@pytest.mark.extended
+@pytest.mark.parametrize(
+    ("recipe", "more"),
+    [
+        ("pick-place-act", "policy.horizon=8"),
+        ("pick-place-diffusion", "policy.num_observations=2"),
+    ],
+)
+def test_act_and_diffusion_run_with_images(cli, tmp_path, recipe, more):
+    images = ("robot.images=[front, wrist]", "policy.inputs=[ee_error, front, wrist]", "policy.width=16")
+    names = ("--runs-dir", str(tmp_path), "--name", "a", "--quiet")
+    result = cli("run", recipe, *TINY, *images, more, *names)
+    assert result.code == 0, result.err
+    weights = next((tmp_path / "a" / "weights").glob("v*.json"))
+    assert {"actor", "encoder", "normalizer"} <= set(json.loads(weights.read_text())["components"])

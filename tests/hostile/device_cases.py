@@ -127,6 +127,7 @@ NAMED: dict[str, Callable[[Place], Sections]] = {
     "pi0-checkpoint": lambda p: {
         "policy": {"type": "pi0", "checkpoint": str(p.secret_folder), "images": {"front": "base_0_rgb"}}
     },
+    "act-checkpoint": lambda p: {"policy": {"type": "act", "checkpoint": str(p.secret_folder)}},
     "pi0-statistics": lambda p: {
         "policy": {
             "type": "pi0",

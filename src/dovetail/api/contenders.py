@@ -96,6 +96,7 @@ def make_contenders(
 
     def contender(number: int, source: WeightSource, config: RunConfig) -> Contender:
         folder = source.folder.path
+        own_weights = brings_weights(config, run=source.folder.config)
 
         def link(spec: RobotSpec) -> LiveLink:
             link = LiveLink(
@@ -110,12 +111,12 @@ def make_contenders(
             return link
 
         def read(assembly: Assembly) -> WeightSnapshot | None:
-            return None if brings_weights(config) else source.snapshot(assembly)
+            return None if own_weights else source.snapshot(assembly)
 
         return Contender(
             number=number,
             config=config,
-            components=source.folder.components,
+            components=None if own_weights else source.folder.components,
             robot=robot,
             read_snapshot=read,
             live=None if stop is None else link,

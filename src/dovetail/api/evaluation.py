@@ -174,16 +174,16 @@ def _evaluate_arm(
 
     total = num_episodes or config.run.eval_episodes
     scores: list[EpisodeScore] = []
-    assembly = build_assembly(
-        config, components=source.folder.components, should_stop=should_stop, name=robot, live=link
-    )
+    own_weights = brings_weights(config, run=source.folder.config)
+    components = None if own_weights else source.folder.components
+    assembly = build_assembly(config, components=components, should_stop=should_stop, name=robot, live=link)
     try:
         if link is None and not isinstance(assembly.clock, SimulatedClock):
             raise UsageError(
                 f"{source.folder.path} is in use or cannot be written, so `dovetail stop` could not stop the arm. Wait "
                 "for the run to end, or evaluate a copy of the folder"
             )
-        snapshot = None if brings_weights(config) else source.snapshot(assembly)
+        snapshot = None if own_weights else source.snapshot(assembly)
         if snapshot is not None:
             check_size(config.policy, robot=assembly.policy_robot, snapshot=snapshot)
         for episode in evaluation_episodes(

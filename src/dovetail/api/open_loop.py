@@ -214,7 +214,7 @@ def _load_weights(source: WeightSource, config: RunConfig, policy: Policy, robot
     from dovetail.runs.assembly.policy_components import check_size
     from dovetail.runs.assembly.policy_rate import policy_robot
 
-    if brings_weights(config):
+    if brings_weights(config, run=source.folder.config):
         return f"the {config.policy.type} policy"
     snapshot = source.snapshot()
     check_size(config.policy, robot=policy_robot(config, robot), snapshot=snapshot)

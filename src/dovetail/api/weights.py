@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from dovetail.api.names import RUNS_DIR, find_run
 from dovetail.config.plugins import resolve
 from dovetail.config.schema import RunConfig
-from dovetail.core.abilities import BringsWeights
+from dovetail.core.abilities import BringsWeights, NamesCheckpoint
 from dovetail.core.errors import CheckpointError, StoreError, UsageError
 from dovetail.core.types import WeightSnapshot
 from dovetail.runs.folder import RunFolder
@@ -75,9 +75,13 @@ class WeightSource:
         return WeightSnapshot(version=0, components=algorithm.policy_weights(), hashes={})
 
 
-def brings_weights(config: RunConfig) -> bool:
-    """Whether the policy has weights of its own, from a server or a published folder, and not those of a run."""
-    return isinstance(resolve("policy", config.policy.type), BringsWeights)
+def brings_weights(config: RunConfig, *, run: RunConfig) -> bool:
+    """Whether the policy has weights of its own, from a server or a published folder, and not those of the run. A policy
+    that started from a folder has those of the run that trained it."""
+    policy = config.policy
+    if isinstance(resolve("policy", policy.type), BringsWeights):
+        return True
+    return isinstance(policy.config, NamesCheckpoint) and bool(policy.config.checkpoint) and policy != run.policy
 
 
 def find_weights(

@@ -49,6 +49,7 @@ BENCHES: Mapping[str, Entry] = MappingProxyType(
             "dovetail.bench.vla",
             "time of a chunk of pi0 (next to stock transformers), pi05 and smolvla; full size on a GPU",
         ),
+        "vla_act": Entry("dovetail.bench.vla_act", "time of a chunk of ACT; published size on a GPU"),
         "learn_speed": Entry("dovetail.bench.learn_speed", "updates per second, against the arithmetic alone"),
     }
 )

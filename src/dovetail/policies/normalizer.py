@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
 import torch
@@ -17,9 +17,11 @@ CLIP = 10.0
 
 
 class Normalizer:
-    """(value - mean) / std per key, clipped to +-10. Its input is not modified."""
+    """(value - mean) / std per key, clipped to +-`clip`. Its input is not modified. `fit` keeps the statistics of `fixed`
+    keys."""
 
-    def __init__(self, sizes: Mapping[str, int]) -> None:
+    def __init__(self, sizes: Mapping[str, int], *, fixed: Collection[str] = (), clip: float = CLIP) -> None:
+        self._fixed, self._clip = fixed, clip
         self.mean: dict[str, Array] = {key: np.zeros(n, np.float32) for key, n in sizes.items()}
         self.std: dict[str, Array] = {key: np.ones(n, np.float32) for key, n in sizes.items()}
         self._gpu_copies: dict[tuple[str, torch.device], tuple[Tensor, Tensor]] = {}
@@ -27,7 +29,7 @@ class Normalizer:
     def fit(self, columns: Mapping[str, Array]) -> None:
         """Compute mean and std from data, one [N, D] array per key."""
         self._gpu_copies.clear()
-        for key in self.mean:
+        for key in self.mean.keys() - set(self._fixed):
             values = np.asarray(columns[key], np.float64).reshape(-1, len(self.mean[key]))
             self.mean[key] = values.mean(0).astype(np.float32)
             self.std[key] = np.maximum(values.std(0), MIN_STD).astype(np.float32)
@@ -40,7 +42,11 @@ class Normalizer:
 
     def __call__(self, key: str, values: Tensor) -> Tensor:
         mean, std = self._tensors(key, values.device)
-        return ((values - mean) / std).clamp_(-CLIP, CLIP)
+        return ((values - mean) / std).clamp_(-self._clip, self._clip)
+
+    def revert(self, key: str, normalized: Tensor) -> Tensor:
+        mean, std = self._tensors(key, normalized.device)
+        return normalized * std + mean
 
     def _tensors(self, key: str, device: torch.device) -> tuple[Tensor, Tensor]:
         found = self._gpu_copies.get((key, device))

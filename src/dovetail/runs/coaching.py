@@ -314,7 +314,9 @@ class Coaching:
         normalizer, canonical_space = self._normalizer, self._canonical_space
         keys = [name.removeprefix("mean/") for name in normalizer if name.startswith("mean/")]
         if canonical_space is None:
-            return {key: (normalizer[f"mean/{key}"], normalizer[f"std/{key}"]) for key in keys}
+            # act and diffusion also keep statistics of actions, images and a checkpoint's whole state
+            seen = {key for key, spec in episode.robot.observation.items() if not spec.is_picture}
+            return {key: (normalizer[f"mean/{key}"], normalizer[f"std/{key}"]) for key in keys if key in seen}
         arm = canonical_space.arm(episode.robot)
         there = {key: canonical_space.observation_masks[key][arm.index] for key in keys if key in arm.keys}
         return {

@@ -28,7 +28,7 @@ class Contender:
 
     number: int  # unique; the version under which the robot loads the weights
     config: RunConfig
-    components: Path  # see Assembly
+    components: Path | None  # see Assembly
     robot: str | None  # the robot's name among several
     read_snapshot: Callable[[Assembly], WeightSnapshot | None]  # None: a remote policy
     live: Callable[[RobotSpec], LiveLink] | None  # None: no other process can stop the arm
@@ -36,7 +36,8 @@ class Contender:
     @property
     def setup(self) -> tuple[str, Path | None]:
         """Contenders with the same setup differ in their weights only, and use the same robot."""
-        return config_hash(self.config), self.components if self.components.is_dir() else None
+        kept = self.components
+        return config_hash(self.config), kept if kept is not None and kept.is_dir() else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -42,6 +42,7 @@ from dovetail.core.abilities.policies import (
     HasCanonicalSpace,
     LearnsByImitation,
     MovesToDevice,
+    NamesCheckpoint,
     WrapsCanonicalPolicy,
 )
 from dovetail.core.abilities.robots import (
@@ -127,6 +128,7 @@ __all__ = [
     "LimitsSteps",
     "MakesDevice",
     "MovesToDevice",
+    "NamesCheckpoint",
     "NeedsPackages",
     "NeedsVerdict",
     "Pauses",

@@ -15,6 +15,7 @@ __all__ = [
     "HasCanonicalSpace",
     "LearnsByImitation",
     "MovesToDevice",
+    "NamesCheckpoint",
     "WrapsCanonicalPolicy",
 ]
 
@@ -25,6 +26,13 @@ class BringsWeights(Protocol):
     attribute."""
 
     brings_weights: bool
+
+
+@runtime_checkable
+class NamesCheckpoint(Protocol):
+    """Settings of a policy that may start from a published folder."""
+
+    checkpoint: str | None
 
 
 @runtime_checkable

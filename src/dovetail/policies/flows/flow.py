@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import ClassVar
 
@@ -13,7 +12,7 @@ from dovetail.core.errors import UsageError
 from dovetail.core.specs import RobotSpec
 from dovetail.core.types import ActContext, ActionChunk, Array
 from dovetail.policies.base import NetworkPolicy, policy_spec
-from dovetail.policies.flows.guidance import guided_velocity, prefix_weights
+from dovetail.policies.flows.guidance import Committed, committed_actions, guided_velocity
 from dovetail.policies.networks import DenoisingMLP, PromptEncoder, masked_mse, repeat_last_action
 from dovetail.policies.random_draws import normal, seeded_generator, uniform
 from dovetail.policies.settings import FlowConfig
@@ -137,26 +136,16 @@ class Flow(NetworkPolicy):
             return self._randn(features, (1, *self._chunk_shape), generator).expand(len(features), -1, -1)
         return self._randn(features, (len(features), *self._chunk_shape), generator)
 
-    def _committed(self, num_rows: int, context: ActContext) -> tuple[Tensor, Tensor] | None:
-        """The actions that the robot has committed to, normalized [B, H, A], and their weights [B, H]."""
-        if context.prefix is None:
-            return None
-        horizon, num_actions = self._chunk_shape
-        prefix = torch.tensor(context.prefix, dtype=torch.float32, device=self._device)
-        if prefix.ndim != 3 or prefix.shape[0] != num_rows or prefix.shape[2] != num_actions:
-            raise UsageError(f"the prefix should be [{num_rows}, H, {num_actions}], got {list(prefix.shape)}")
-        prefix = prefix[:, :horizon]
-        missing = prefix.new_full((num_rows, horizon - prefix.shape[1], num_actions), math.nan)
-        target = self.normalize_actions(torch.cat((prefix, missing), dim=1))
-        weights = prefix_weights(
-            self._config.guidance.schedule,
-            delay=context.delay,
-            execution_horizon=context.horizon,
-            chunk_length=horizon,
+    def _committed(self, num_rows: int, context: ActContext) -> Committed | None:
+        return committed_actions(
+            context,
+            shape=(num_rows, *self._chunk_shape),
+            normalize=self.normalize_actions,
+            schedule=self._config.guidance.schedule,
+            device=self._device,
         )
-        return target, weights.to(target.device) * target.isfinite().all(-1)
 
-    def _integrate(self, features: Tensor, x: Tensor, committed: tuple[Tensor, Tensor] | None) -> Tensor:
+    def _integrate(self, features: Tensor, x: Tensor, committed: Committed | None) -> Tensor:
         def velocity(x: Tensor, t: float) -> Tensor:
             return self._velocity(x, features, x.new_full((len(x),), t))
 
@@ -166,9 +155,14 @@ class Flow(NetworkPolicy):
             if committed is None:
                 v = velocity(x, t)
             else:
-                target, weights = committed
                 v = guided_velocity(
-                    velocity, x, t, target=target, weights=weights, beta=guidance.beta, jacobian=guidance.jacobian
+                    velocity,
+                    x,
+                    t,
+                    target=committed.target,
+                    weights=committed.weights,
+                    beta=guidance.beta,
+                    jacobian=guidance.jacobian,
                 )
             x = x + v / num_steps
         return x

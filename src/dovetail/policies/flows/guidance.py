@@ -11,14 +11,24 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from dovetail.core.errors import UsageError
+from dovetail.core.types import ActContext
 from dovetail.policies.settings import GuidanceConfig, Jacobian, Schedule
 
-__all__ = ["GuidanceConfig", "Velocity", "guidance_gain", "guided_velocity", "prefix_weights"]
+__all__ = [
+    "Committed",
+    "GuidanceConfig",
+    "Velocity",
+    "committed_actions",
+    "guidance_gain",
+    "guided_velocity",
+    "prefix_weights",
+]
 
 Velocity = Callable[[Tensor, float], Tensor]  # of x and t
 
@@ -45,6 +55,38 @@ def prefix_weights(schedule: Schedule, *, delay: int, execution_horizon: int, ch
         if schedule == "exp":
             weights = weights * weights.expm1() / math.expm1(1.0)
     return torch.where(index < num_valid, weights, 0.0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Committed:
+    """The actions that the robot has committed to."""
+
+    target: Tensor  # [B, H, A], normalized; NaN where unknown
+    weights: Tensor  # [B, H], 0 where unknown
+
+
+def committed_actions(
+    context: ActContext,
+    *,
+    shape: tuple[int, int, int],
+    normalize: Callable[[Tensor], Tensor],
+    schedule: Schedule,
+    device: torch.device,
+) -> Committed | None:
+    """The context's prefix for chunks of this shape [B, H, A]. None if it has none."""
+    if context.prefix is None:
+        return None
+    num_rows, horizon, num_actions = shape
+    prefix = torch.tensor(context.prefix, dtype=torch.float32, device=device)
+    if prefix.ndim != 3 or prefix.shape[0] != num_rows or prefix.shape[2] != num_actions:
+        raise UsageError(f"the prefix should be [{num_rows}, H, {num_actions}], got {list(prefix.shape)}")
+    prefix = prefix[:, :horizon]
+    missing = prefix.new_full((num_rows, horizon - prefix.shape[1], num_actions), math.nan)
+    target = normalize(torch.cat((prefix, missing), dim=1))
+    weights = prefix_weights(
+        schedule, delay=context.delay, execution_horizon=context.horizon, chunk_length=horizon
+    )
+    return Committed(target=target, weights=weights.to(device) * target.isfinite().all(-1))
 
 
 def guidance_gain(t: float, *, beta: float) -> float:

@@ -102,7 +102,8 @@ def save_components(policy: object, folder: Path) -> None:
 
 
 def read_component(path: Path, name: str) -> Mapping[str, Array]:
-    """The arrays of one component, from a run, its weights, one version, a checkpoint or a separate file."""
+    """The arrays of one component, from a run, its weights, one version, a checkpoint, LeRobot's folder or a separate
+    file."""
     where = f"policy.components.{name}.checkpoint"
     if (path / "weights").is_dir():
         path = path / "weights"
@@ -111,6 +112,10 @@ def read_component(path: Path, name: str) -> Mapping[str, Array]:
         return _published(path, max(versions), name)
     if (path / "manifest.json").is_file():
         return _from_checkpoint(path, name)
+    if (path / "config.json").is_file():
+        from dovetail.policies.lerobot.folder import open_folder  # torch comes with it
+
+        return open_folder(path).component(name)
     if not path.is_file():
         what = "holds no weights" if path.is_dir() else "does not exist"
         raise UsageError(f"{where}: {path} {what}. Name a run, its weights or checkpoint, or a safetensors file")
