@@ -16,6 +16,7 @@ from dovetail.labels.learned.network import SuccessNet
 from dovetail.labels.learned.training import Trained, TrainingConfig
 from dovetail.policies.images.backbones import MobileNetV2, save_backbone
 from dovetail.policies.images.encoders import EncoderConfig
+from support.lerobot_folder import widen, write_folder
 
 TINY = (
     "run.demos=1",
@@ -181,3 +182,17 @@ def test_act_and_diffusion_run_with_images(cli, tmp_path, recipe, more):
     assert result.code == 0, result.err
     weights = next((tmp_path / "a" / "weights").glob("v*.json"))
     assert {"actor", "encoder", "normalizer"} <= set(json.loads(weights.read_text())["components"])
+
+
+@pytest.mark.extended
+def test_run_trains_a_policy_of_lerobot_further_and_resumes_from_its_own_copy(cli, tmp_path):
+    folder = write_folder(tmp_path / "folder", "act_environment")
+    widen(folder, state=16, environment_state=6, action=6)
+    policy = f"policy={{type: act, checkpoint: {folder}, state: [task_state], environment: [ee_error]}}"
+    names = ("--runs-dir", str(tmp_path), "--name", "a", "--quiet")
+    result = cli("run", "push-cube", "algorithm=hg_dagger", policy, *TINY, *names)
+    assert result.code == 0, result.err
+    assert {path.stem for path in (tmp_path / "a" / "parts").glob("*")} == {"actor", "normalizer"}
+    (folder / "model.safetensors").write_bytes(b"gone")
+    evaluated = cli("eval", str(tmp_path / "a"), "--episodes", "1", "--quiet")
+    assert evaluated.code == 0, evaluated.err

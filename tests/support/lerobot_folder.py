@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 import numpy as np
-from safetensors.numpy import save_file
+from safetensors.numpy import load_file, save_file
 
 from dovetail.config.plugins import settings_of
 from dovetail.config.schema import PluginSection
@@ -56,6 +56,28 @@ def write_folder(path, case, *, old=False):
             weights[f"{owner}.buffer_{feature.replace('.', '_')}.{statistic}"] = value
     save_file(weights, path / "model.safetensors")
     return path
+
+
+def widen(folder, **sizes):
+    """Change the number of axes of a folder's features."""
+    config = json.loads((folder / "config.json").read_text())
+    for features in (config["input_features"], config["output_features"]):
+        for key, feature in features.items():
+            feature["shape"] = [sizes[key.rpartition(".")[2]]]
+    (folder / "config.json").write_text(json.dumps(config))
+    for path in folder.glob("policy_*.safetensors"):
+        stats = load_file(path)
+        save_file({key: np.resize(v, sizes[key.split(".")[-2]]) for key, v in stats.items()}, path)
+    weights = load_file(folder / "model.safetensors")
+    for key, value in weights.items():
+        for part, feature in (("robot_state_input", "state"), ("env_state_input", "environment_state")):
+            if f"{part}_proj.weight" in key:
+                weights[key] = np.resize(value, (len(value), sizes[feature]))
+        if "action_input_proj.weight" in key:
+            weights[key] = np.resize(value, (len(value), sizes["action"]))
+        if "action_head" in key:
+            weights[key] = np.resize(value, (sizes["action"], *value.shape[1:]))
+    save_file(weights, folder / "model.safetensors")
 
 
 def settings(case, path):

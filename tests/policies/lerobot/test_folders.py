@@ -16,7 +16,7 @@ from dovetail.learn.algorithms.imitation import Imitation, ImitationConfig
 from dovetail.policies.lerobot.folder import open_folder
 from dovetail.runs.assembly.policy_components import save_components
 from dovetail.runs.folder import RunFolder
-from support.lerobot_folder import ROBOT, load_policy, observations, policy_of, settings, write_folder
+from support.lerobot_folder import ROBOT, load_policy, observations, policy_of, settings, widen, write_folder
 
 STILL = ActContext(deterministic=True)
 
@@ -238,28 +238,6 @@ def test_scheduler_and_steps_of_acting_may_be_chosen(tmp_path):
     policy = load_policy("diffusion_environment", folder, num_denoising_steps=2, scheduler="ddpm")
     assert policy._noise_schedule.levels == [5, 0]
     assert policy._noise_schedule.is_stochastic
-
-
-def widen(folder, **sizes):
-    """Change the number of axes of a folder's features."""
-    config = json.loads((folder / "config.json").read_text())
-    for features in (config["input_features"], config["output_features"]):
-        for key, feature in features.items():
-            feature["shape"] = [sizes[key.rpartition(".")[2]]]
-    (folder / "config.json").write_text(json.dumps(config))
-    for path in folder.glob("policy_*.safetensors"):
-        stats = load_file(path)
-        save_file({key: np.resize(v, sizes[key.split(".")[-2]]) for key, v in stats.items()}, path)
-    weights = load_file(folder / "model.safetensors")
-    for key, value in weights.items():
-        for part, feature in (("robot_state_input", "state"), ("env_state_input", "environment_state")):
-            if f"{part}_proj.weight" in key:
-                weights[key] = np.resize(value, (len(value), sizes[feature]))
-        if "action_input_proj.weight" in key:
-            weights[key] = np.resize(value, (len(value), sizes["action"]))
-        if "action_head" in key:
-            weights[key] = np.resize(value, (sizes["action"], *value.shape[1:]))
-    save_file(weights, folder / "model.safetensors")
 
 
 def test_eval_acts_with_the_folder_on_the_task_of_another_run_and_with_its_weights_after_training(

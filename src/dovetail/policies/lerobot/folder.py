@@ -43,7 +43,6 @@ class Folder:
     features: Mapping[str, tuple[int, ...]]  # shape of each input and of `action`; images are [3, H, W]
     modes: Mapping[str, str]  # feature: normalization mode
     uses_group_norm: bool
-    files: WeightFiles
 
     @property
     def cameras(self) -> dict[str, tuple[int, int]]:
@@ -56,12 +55,13 @@ class Folder:
         return self.features[feature][0] if feature in self.features else 0
 
     def component(self, name: str) -> Mapping[str, Array]:
-        """The arrays of one component of our policy."""
+        """The arrays of one component of our policy. Only this reads weights: a run with a copy does not need them."""
+        files = WeightFiles(self.path)
         if name == NORMALIZER:
-            return self._normalizer()
+            return self._normalizer(files)
         prefix, images = _PREFIX[self.policy], _IMAGES[self.policy]
         found: dict[str, str] = {}  # our name: theirs
-        for key in self.files.shapes:
+        for key in files.shapes:
             if key.startswith(_STATISTICS) or key.endswith(".num_batches_tracked"):
                 continue
             ours = key.removeprefix(prefix).replace("_orig_mod.", "")  # torch.compile adds a name
@@ -69,14 +69,14 @@ class Folder:
                 continue
             ours = _IN_SEQUENTIAL.sub(lambda m: f"{m[1]}.{_SEQUENTIAL.get(m[2], m[2])}.", ours)
             found[ours.removeprefix("unet.") if self.policy == "diffusion" else ours] = key
-        tensors = dict(self.files.read(found.values()))
+        tensors = dict(files.read(found.values()))
         return {ours: tensors[theirs].float().numpy() for ours, theirs in found.items()}
 
-    def _normalizer(self) -> dict[str, Array]:
+    def _normalizer(self, files: WeightFiles) -> dict[str, Array]:
         arrays: dict[str, Array] = {}
         for feature, mode in self.modes.items():
             size = 3 if len(self.features[feature]) == 3 else self.features[feature][0]
-            found = read_statistics(self.path, self.files, feature, mode=mode, size=size)
+            found = read_statistics(self.path, files, feature, mode=mode, size=size)
             arrays[f"mean/{feature_key(feature)}"] = found.shift
             arrays[f"std/{feature_key(feature)}"] = found.scale
         return arrays
@@ -110,7 +110,6 @@ def open_folder(path: Path, *, policy: str | None = None) -> Folder:
             features=_checked(features, path),
             modes=_modes(config, path),
             uses_group_norm=bool(config.get("use_group_norm", False)),
-            files=WeightFiles(path),
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         what = f"{type(error).__name__}: {error}"
