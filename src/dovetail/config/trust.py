@@ -143,7 +143,7 @@ def _named(value: Any, path: str, folder: Path) -> Iterator[tuple[str, str]]:
                     yield place, f"the {kind} '{name[:80]}'"
         elif key in _OUTSIDE and item and item != _DEFAULTS.get(key):
             yield place, f"{_OUTSIDE[key]} ({str(item)[:80]!r})"
-        elif isinstance(item, str) and key in ("type", "id") and ":" in item:
+        elif isinstance(item, str) and ((key in ("type", "id") and ":" in item) or key == "model_class"):
             yield place, f"the code '{item[:80]}'"
         elif (
             key in _PATHS

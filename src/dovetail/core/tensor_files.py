@@ -26,6 +26,7 @@ _TYPES: dict[str, Any] = {
     "U64": np.uint64, "U32": np.uint32, "U16": np.uint16, "U8": np.uint8,
     "BOOL": np.bool_,
 }  # fmt: skip
+_BF16 = "BF16"  # numpy lacks it: as float32, which is exact
 _LENGTH_BYTES = 8  # the length of the header, little-endian
 _METADATA = "__metadata__"
 _MAX_AXES = 32  # numpy allows no more
@@ -70,12 +71,15 @@ def _tensors(data: bytearray) -> Iterator[tuple[str, Array]]:
     at = 0
     for name, facts in sorted(header.items(), key=lambda item: _place(item[1])):
         begin, end = _place(facts)
-        kind, shape = np.dtype(_TYPES[facts["dtype"]]), facts["shape"]
+        is_bf16 = facts["dtype"] == _BF16
+        kind, shape = np.dtype(np.uint16 if is_bf16 else _TYPES[facts["dtype"]]), facts["shape"]
         if not isinstance(shape, list) or len(shape) > _MAX_AXES or not all(map(_is_size, shape)):
             raise ValueError(f"the shape of '{name[:80]}' is not valid")
         if begin != at or end - begin != math.prod(shape) * kind.itemsize or start + end > len(data):
             raise ValueError(f"the place of '{name[:80]}' is not valid")
         array = np.frombuffer(data, kind, count=math.prod(shape), offset=start + begin).reshape(shape)
+        if is_bf16:  # the upper half of a float32
+            array = (array.astype(np.uint32) << 16).view(np.float32)
         yield name, array if array.flags.aligned else array.copy()
         at = end
     if start + at != len(data):

@@ -1,1 +1,1 @@
-"""Vision-language-action models: networks, published checkpoints and preprocessing. Now: pi0."""
+"""Vision-language-action models: pi0 with its published checkpoints, and models of the user."""
