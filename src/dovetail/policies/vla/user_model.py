@@ -84,6 +84,7 @@ def _sizes(spec: PolicySpec) -> dict[str, Any]:
     return {
         "action_dim": spec.action.shape[0],
         "horizon": spec.horizon,
+        "num_cameras": sum(group_of(array) == "rgb" for array in spec.observation.values()),
         "proprio_dim": sum(spec.observation[key].shape[0] * spec.history.get(key, 1) for key in low_dimensional),
     }
 

@@ -39,7 +39,7 @@ from dovetail.learn.device import find_device
 from dovetail.learn.setup import set_up
 from dovetail.live.emergency import EmergencyStopCheck
 from dovetail.live.link import LiveLink
-from dovetail.policies.trainable import TrainablePolicy
+from dovetail.policies.trainable import ExplainsAbilities, TrainablePolicy
 from dovetail.rewards.early_success import check_success_detection, make_success_detection
 from dovetail.robot_host.arm_lock import ArmLock
 from dovetail.robot_host.arm_stopper import ArmStopper
