@@ -85,3 +85,58 @@ class Echo(nn.Module):
     def forward(self, observations):
         self.seen = observations
         return TensorDict({"action_chunk": self.bias.expand(len(observations), *self.shape)}, [len(observations)])
+
+
+class WithoutValue(ActsAndValues):
+    get_value = None
+
+
+class ChunksWithValues(ActsAndValues, Imitates):
+    """All methods, so that only chunks or history can be the reason to refuse it."""
+
+    def __init__(self, action_dim, proprio_dim, horizon=1):
+        Acts.__init__(self, action_dim, proprio_dim, horizon)
+
+
+class DetachedValue(ActsAndValues):
+    @torch.no_grad()
+    def get_value(self, observations):
+        return super().get_value(observations)
+
+
+class Constant(nn.Module):
+    """The same action always, with a mean squared error."""
+
+    def __init__(self, action):
+        super().__init__()
+        self.action = nn.Parameter(torch.tensor(action))
+
+    def forward(self, observations):
+        return self.action.expand(len(observations), -1)
+
+    def imitation_loss(self, observations, actions, mask):
+        return (self.action - actions).square().mean()
+
+
+class WrongShape(Acts):
+    def forward(self, observations):
+        return torch.zeros(len(observations), 3)
+
+
+class NoAction(Acts):
+    def forward(self, observations):
+        return TensorDict({}, [len(observations)])
+
+
+class Raises(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.size = 1 / 0
+
+    def forward(self, observations): ...
+
+
+class Half(Acts):
+    def __init__(self, action_dim, proprio_dim):
+        super().__init__(action_dim, proprio_dim)
+        self.to(torch.bfloat16)

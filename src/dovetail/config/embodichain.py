@@ -7,8 +7,8 @@
     imported.unmapped    lines such as `trainer.save_freq=200: checkpoints are written every run.checkpoint_every_s`
 
 Both formats are read: with `runtime` and `env`, and the later one with `trainer` and a separate `gym_config`. What has no
-counterpart is reported. What would change the learning without notice is refused: another algorithm, another kind of network,
-an unknown setting of the algorithm.
+counterpart is reported. What would change the learning without notice is refused: another algorithm, another kind of
+network, an unknown setting of the algorithm.
 """
 
 from __future__ import annotations
@@ -90,7 +90,9 @@ def convert(tree: Node, *, folder: Path) -> Imported:
         return _convert(tree, folder)
     except (AttributeError, KeyError, TypeError, ValueError, OSError) as error:
         what = " ".join(f"{type(error).__name__}: {error}".split())
-        raise ConfigError(f"{tree.where}: a setting of this EmbodiChain config has a wrong type ({what})") from error
+        raise ConfigError(
+            f"{tree.where}: a setting of this EmbodiChain config has a wrong type ({what})"
+        ) from error
 
 
 def _convert(tree: Node, folder: Path) -> Imported:
@@ -132,7 +134,9 @@ def _convert_algorithm(tree: Node, found: Imported) -> None:
             found.set(f"algorithm.cfg.{key}", f"algorithm.{_ALGORITHM[key]}", node.plain(), node.where)
         else:
             hint = did_you_mean(key, _ALGORITHM)
-            raise ConfigError(f"{node.where}: 'algorithm.cfg.{key}' is not known, and it may change the learning.{hint}")
+            raise ConfigError(
+                f"{node.where}: 'algorithm.cfg.{key}' is not known, and it may change the learning.{hint}"
+            )
     if "batch_size" not in given:
         batch_size = _plain(tree, "trainer").get("batch_size", _DEFAULT_BATCH_SIZE)
         found.set("trainer.batch_size, or its default", "algorithm.batch_size", batch_size, tree.where)
@@ -180,7 +184,12 @@ def _convert_run(
 
 
 def _convert_evaluations(
-    put_in: Callable[[str, str, Any], None], found: Imported, run: Mapping[str, Any], section: str, *, per_rollout: int
+    put_in: Callable[[str, str, Any], None],
+    found: Imported,
+    run: Mapping[str, Any],
+    section: str,
+    *,
+    per_rollout: int,
 ) -> None:
     frequency = int(run["eval_freq"])
     if run.get("enable_eval") is False or frequency < 1:
@@ -200,7 +209,9 @@ def _refuse_distributed(value: Any, *, where: str) -> None:
         raise ConfigError(f"{where}: PPO runs in one learner here. Set distributed to false")
 
 
-def _environment(tree: Node, run: Mapping[str, Any], folder: Path) -> tuple[str | None, Mapping[str, Any], int | None]:
+def _environment(
+    tree: Node, run: Mapping[str, Any], folder: Path
+) -> tuple[str | None, Mapping[str, Any], int | None]:
     """The environment's id, its settings, and how many there are; None where the file does not tell."""
     if "env" in tree.value:
         env = _plain(tree, "env")
@@ -250,8 +261,12 @@ def _convert_policy(tree: Node, found: Imported) -> None:
     if "action_dim" in policy:
         found.leave("policy.action_dim", policy["action_dim"].plain(), "the robot decides it")
     for key, node in policy.items():
-        if key not in ("name", "action_dim", "actor", "critic", "vla_config", "cfg") or (key == "cfg" and node.plain()):
-            raise ConfigError(f"{node.where}: 'policy.{key}' is not known, and it may change the learning. Remove it")
+        if key not in ("name", "action_dim", "actor", "critic", "vla_config", "cfg") or (
+            key == "cfg" and node.plain()
+        ):
+            raise ConfigError(
+                f"{node.where}: 'policy.{key}' is not known, and it may change the learning. Remove it"
+            )
 
 
 def _convert_actor_critic(tree: Node, found: Imported, *, where: str) -> None:
@@ -271,7 +286,9 @@ def _convert_actor_critic(tree: Node, found: Imported, *, where: str) -> None:
 def _convert_vla(tree: Node, found: Imported, *, where: str) -> None:
     given = _plain(tree, "policy", "vla_config")
     if "model_class" not in given:
-        raise ConfigError(f"{where}: policy.vla_config.model_class is missing: policy 'vla' needs a class of yours")
+        raise ConfigError(
+            f"{where}: policy.vla_config.model_class is missing: policy 'vla' needs a class of yours"
+        )
     module, _, name = str(given["model_class"]).rpartition(".")
     found.set("policy.name", "policy.type", "vla", where)
     theirs = "policy.vla_config"
@@ -280,7 +297,9 @@ def _convert_vla(tree: Node, found: Imported, *, where: str) -> None:
         if given.get(key):
             found.set(f"{theirs}.{key}", ours, given[key], where)
     if unknown := sorted(given.keys() - {"model_class", "model_config", "model_path"}):
-        raise ConfigError(f"{where}: '{theirs}.{unknown[0]}' is not known, and it may change the policy. Remove it")
+        raise ConfigError(
+            f"{where}: '{theirs}.{unknown[0]}' is not known, and it may change the policy. Remove it"
+        )
 
 
 # ---- the tree

@@ -4,8 +4,8 @@ config = load(["peg-insertion", "lab.yaml"], ["run.seed=3", "operator=scripted"]
 save(config, run_folder)
 assert load_saved(run_folder).config == config
 
-A recipe or file may contain `base: OTHER` (a recipe, or a file in the same folder) and then only the differences. A JSON file
-may also be a training config of EmbodiChain.
+A recipe or file may contain `base: OTHER` (a recipe, or a file in the same folder) and then only the differences.
+A JSON file may also be a training config of EmbodiChain.
 """
 
 from __future__ import annotations

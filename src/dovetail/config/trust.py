@@ -58,6 +58,8 @@ _OUTSIDE = {  # keys that reach beyond the run folder
     "key_env": "a secret",
     "wandb": "a project of Weights & Biases",
     "kwargs": "arguments of an environment",
+    "model_class": "the code of a model",
+    "model_config": "arguments of a model",
     "machines": "machines of a cluster",
     "token_file": "a file with a token",
     "token_env": "a secret",
@@ -143,7 +145,7 @@ def _named(value: Any, path: str, folder: Path) -> Iterator[tuple[str, str]]:
                     yield place, f"the {kind} '{name[:80]}'"
         elif key in _OUTSIDE and item and item != _DEFAULTS.get(key):
             yield place, f"{_OUTSIDE[key]} ({str(item)[:80]!r})"
-        elif isinstance(item, str) and ((key in ("type", "id") and ":" in item) or key == "model_class"):
+        elif isinstance(item, str) and key in ("type", "id") and ":" in item:
             yield place, f"the code '{item[:80]}'"
         elif (
             key in _PATHS

@@ -1,4 +1,4 @@
-"""Classes and modules of the user: `module:Class` of a plugin or a model, and `module:Name-v0` of a Gymnasium environment."""
+"""Classes and modules of the user: `module:Class` of a plugin or model, and `module:Name-v0` of a Gymnasium environment."""
 
 from __future__ import annotations
 

@@ -44,7 +44,9 @@ def _weights_inside(found: Any, path: Path) -> Mapping[str, Tensor]:
     inside = [name for name in _INSIDE if isinstance(found, Mapping) and _is_weights(found.get(name))]
     if len(inside) != 1:
         what = f"both {' and '.join(inside)}" if inside else f"none of {', '.join(_INSIDE)}"
-        raise StoreError(f"{path} is no mapping from names to tensors, and it has {what} with one. Save one state_dict")
+        raise StoreError(
+            f"{path} is no mapping from names to tensors, and it has {what} with one. Save one state_dict"
+        )
     weights: Mapping[str, Tensor] = found[inside[0]]
     return weights
 

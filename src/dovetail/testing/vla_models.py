@@ -28,8 +28,8 @@ def check_vla_model(
 ) -> frozenset[str]:
     """Build policy 'vla' with this class, act, and try everything that its methods allow.
 
-    `settings` are the other settings of the policy: `model_config`, `inputs`, `horizon` and so on. Without `inputs`, the model
-    gets all observations of the robot. Returns what it can do: `act`, `imitate` and `ppo`.
+    `settings` are the other settings of the policy: `model_config`, `inputs`, `horizon` and so on. Without `inputs`, the
+    model gets all observations of the robot. Returns what it can do: `act`, `imitate` and `ppo`.
     """
     from dovetail.testing._vla_checks import check_model  # loads torch
 

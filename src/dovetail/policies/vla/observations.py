@@ -29,7 +29,9 @@ __all__ = ["group_of", "nest"]
 _MM_PER_M = 1000.0
 
 
-def nest(spec: PolicySpec, tensors: Mapping[str, Tensor], *, normalize: Callable[[str, Tensor], Tensor]) -> TensorDict:
+def nest(
+    spec: PolicySpec, tensors: Mapping[str, Tensor], *, normalize: Callable[[str, Tensor], Tensor]
+) -> TensorDict:
     """A TensorDict [B] of a policy's observations. `normalize` is applied to the low-dimensional ones."""
     groups: dict[str, Any] = {}
     for key, array in spec.observation.items():
@@ -43,9 +45,9 @@ def nest(spec: PolicySpec, tensors: Mapping[str, Tensor], *, normalize: Callable
             values = torch.where(mask.view(*mask.shape, *(1,) * (values.ndim - 2)), values, 0)
             groups.setdefault("mask", {})[key] = mask
         groups.setdefault(group, {})[key] = values
-    if spec.prompted:
-        groups["language"] = _texts(tensors["prompt"].cpu().numpy())
     first = tensors[next(iter(spec.observation))]
+    if spec.prompted:
+        groups["language"] = _texts(tensors["prompt"].cpu().numpy(), first.device)
     return TensorDict(groups, batch_size=[len(first)], device=first.device)
 
 
@@ -55,11 +57,12 @@ def group_of(array: ArraySpec) -> str:
     return "proprio"
 
 
-def _texts(prompts: Array) -> NonTensorStack:
+def _texts(prompts: Array, device: torch.device) -> NonTensorStack:
     """uint8 [B, 256] to B texts. Each different text is decoded and wrapped once: that takes longer than a small network."""
-    return NonTensorStack(*(_text(prompt.tobytes()) for prompt in prompts))
+    return NonTensorStack(*(_text(prompt.tobytes(), device) for prompt in prompts))
 
 
 @lru_cache(maxsize=256)
-def _text(data: bytes) -> NonTensorData:
-    return NonTensorData(decode_prompt(np.frombuffer(data, np.uint8)))
+def _text(data: bytes, device: torch.device) -> NonTensorData:
+    # with its device, or a TensorDict would copy each row to its own
+    return NonTensorData(decode_prompt(np.frombuffer(data, np.uint8)), device=device)

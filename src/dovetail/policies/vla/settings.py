@@ -56,7 +56,9 @@ class VlaConfig(NetworkPolicyConfig):
 
     model_class: str = Field(pattern=r"^[^:\s]+:[^:\s]+$")
     """Your model, `package.module:Class`: a torch module with `forward`, and more methods to learn. See docs/vla.md."""
-    model_options: dict[str, Any] = Field(default_factory=dict, alias="model_config")  # pydantic has this name itself
+    model_options: dict[str, Any] = Field(
+        default_factory=dict, alias="model_config"
+    )  # pydantic has this name itself
     """Arguments of its constructor. Sizes that the robot decides are added if the constructor takes them."""
     checkpoint: str | None = Field(default=None, min_length=1)
     """Its weights: a safetensors file, a folder with model.safetensors or shards, a .pth or .pt file with tensors only, or a

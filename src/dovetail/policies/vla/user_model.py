@@ -3,11 +3,11 @@
     class MyModel(torch.nn.Module):
         def forward(self, observations, deterministic=False): ...     # actions [B, A] or chunks [B, H, A]
         def get_value(self, observations): ...                        # [B] or [B, 1]
-        def evaluate_actions(self, observations, actions): ...        # log-density [B], entropy [B], and optionally the value [B]
+        def evaluate_actions(self, observations, actions): ...        # log-density, entropy, and perhaps the value, [B] each
         def imitation_loss(self, observations, actions, mask): ...    # a number
 
-Only `forward` is required. `observations` is a TensorDict (see `observations`). As in EmbodiChain, a method may also return a
-TensorDict, with `action` or `action_chunk`, `sample_log_prob`, `entropy` and `value`; and `evaluate_actions` may take
+Only `forward` is required. `observations` is a TensorDict (see `observations`). As in EmbodiChain, a method may also return
+a TensorDict, with `action` or `action_chunk`, `sample_log_prob`, `entropy` and `value`; and `evaluate_actions` may take
 one argument, the observations with `action` among them.
 """
 
@@ -114,7 +114,7 @@ class UserModel(nn.Module):
             return self.module(*arguments, **options)  # with its own hooks
         return getattr(self.module, method)(*arguments, **options)
 
-    def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
+    def state_dict(self, *args: Any, **kwargs: Any) -> Any:  # type: ignore[override]
         return self.module.state_dict(*args, **kwargs)
 
     def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
@@ -124,7 +124,7 @@ class UserModel(nn.Module):
 
     def sample(self, observations: TensorDict, *, deterministic: bool) -> Sampled:
         options = {"deterministic": deterministic} if self._takes_deterministic else {}
-        found = self("forward", observations.copy(), **options)
+        found = self("forward", _shallow(observations), **options)
         num_rows, log_prob, value = len(observations), None, None
         if isinstance(found, TensorDictBase):
             log_prob, value = found.get("sample_log_prob", None), found.get("value", None)
@@ -132,15 +132,15 @@ class UserModel(nn.Module):
             value = None if value is None else self._rows(value, "forward", num_rows)
             name = "action_chunk" if "action_chunk" in found.keys() else "action"  # noqa: SIM118 - no iterator
             found = found.get(name, None)
-        expected = [(num_rows, self._horizon, self._num_actions)]
+        expected: list[tuple[int, ...]] = [(num_rows, self._horizon, self._num_actions)]
         if self._horizon == 1:
             expected.append((num_rows, self._num_actions))
         if not isinstance(found, Tensor) or tuple(found.shape) not in expected:
             raise self._wrong("forward", found, expected)
-        return Sampled(found.float().view(expected[0]), log_prob, value)
+        return Sampled(found.detach().float().reshape(expected[0]), log_prob, value)
 
     def value(self, observations: TensorDict) -> Tensor:
-        found = self("get_value", observations.copy())
+        found = self("get_value", _shallow(observations))
         if isinstance(found, TensorDictBase):
             found = found.get("value", None)
         return self._rows(found, "get_value", len(observations))
@@ -148,7 +148,7 @@ class UserModel(nn.Module):
     def evaluate(self, observations: TensorDict, actions: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
         """The log-density of actions [B, A], the entropy, and the value if the method returns one; [B] each."""
         arguments = (actions,) if self._takes_actions else ()
-        found = self("evaluate_actions", observations.copy().set("action", actions), *arguments)
+        found = self("evaluate_actions", _shallow(observations).set("action", actions), *arguments)
         if isinstance(found, TensorDictBase):
             parts: Sequence[Any] = [found.get(name, None) for name in ("sample_log_prob", "entropy", "value")]
         elif isinstance(found, tuple) and len(found) in (2, 3):
@@ -163,21 +163,26 @@ class UserModel(nn.Module):
         return log_prob, entropy, value
 
     def imitation_loss(self, observations: TensorDict, actions: Tensor, mask: Tensor) -> Tensor:
-        found = self("imitation_loss", observations.copy(), actions, mask)
+        found = self("imitation_loss", _shallow(observations), actions, mask)
         if not isinstance(found, Tensor) or found.numel() != 1:
             raise self._wrong("imitation_loss", found, [()])
-        return found.float().view(())
+        return found.float().reshape(())
 
     # ---- checks
 
     def _rows(self, found: Any, method: str, num_rows: int) -> Tensor:
         if not isinstance(found, Tensor) or tuple(found.shape) not in ((num_rows,), (num_rows, 1)):
             raise self._wrong(method, found, [(num_rows,), (num_rows, 1)])
-        return found.float().view(num_rows)
+        return found.float().reshape(num_rows)
 
     def _wrong(self, method: str, found: Any, expected: Sequence[tuple[int, ...]]) -> UsageError:
         shapes = " or ".join(str(list(shape)) if shape else "one number" for shape in expected)
         return UsageError(f"{self._name}.{method} should return a tensor {shapes}, got {_describe(found)}")
+
+
+def _shallow(observations: TensorDict) -> TensorDict:
+    """The same tensors in another TensorDict, so that a method may add keys. `copy` would copy each text."""
+    return observations.select(*observations.keys())
 
 
 def _describe(found: Any) -> str:

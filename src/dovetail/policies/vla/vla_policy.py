@@ -31,7 +31,8 @@ class VlaPolicy(NetworkPolicy):
     """See the Policy contract. An object of it is also a TrainablePolicy or a ValuedPolicy if the model's class has the
     methods for it.
 
-    `features` are the nested observations, which only the model reads. Algorithms with networks of their own cannot use them.
+    `features` are the nested observations, which only the model reads. Algorithms with networks of their own cannot use
+    them.
     """
 
     Config: ClassVar[type[VlaConfig]] = VlaConfig
@@ -55,7 +56,9 @@ class VlaPolicy(NetworkPolicy):
         super().__init__(spec, config.all_components)
         self._config = config
         # A model with weights from elsewhere was trained with values as they are, unless the config says otherwise.
-        self._is_raw = config.checkpoint is not None and not config.normalization and NORMALIZER not in config.components
+        self._is_raw = (
+            config.checkpoint is not None and not config.normalization and NORMALIZER not in config.components
+        )
         self._class = ModelClass.load(config.model_class)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
@@ -88,7 +91,8 @@ class VlaPolicy(NetworkPolicy):
             features = self.features(inputs)
             sampled = self._model.sample(features, deterministic=context.deterministic)
             extras = {} if context.deterministic else self._extras(features, sampled)
-        return self._chunk(self._normalized(sampled.actions).clamp(-1.0, 1.0), **extras)
+            normalized = self._normalized(sampled.actions).clamp(-1.0, 1.0)
+        return self._chunk(normalized, **extras)
 
     def _extras(self, features: Any, sampled: Sampled) -> dict[str, Tensor]:
         return {}
@@ -99,7 +103,7 @@ class VlaPolicy(NetworkPolicy):
         normalize = _unchanged if self._is_raw else self._normalizer
         return nest(self._spec, observations, normalize=normalize)
 
-    def _set_training(self, training: bool) -> None:  # noqa: FBT001 - as in torch
+    def _set_training(self, training: bool) -> None:
         if self._model.training != training:
             self._model.train(training)
 

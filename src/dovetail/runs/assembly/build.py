@@ -374,7 +374,9 @@ def build_trainable(
     seen = policy_robot(config, robot)
     policy = build_policy(config.policy, robot=seen, seed=config.run.seed, components=components)
     if isinstance(policy, ExplainsAbilities) and (why := policy.why_not(TrainablePolicy)):
-        raise UsageError(f"policy '{config.policy.type}' cannot be trained: {why}. Add it to the class (docs/vla.md)")
+        raise UsageError(
+            f"policy '{config.policy.type}' cannot be trained: {why}. Add it to the class (docs/vla.md)"
+        )
     if not isinstance(policy, LearnsByImitation):
         raise UsageError(
             f"policy '{config.policy.type}' has no imitation_loss and cannot be trained. Choose another policy, or train "
