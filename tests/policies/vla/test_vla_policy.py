@@ -170,7 +170,7 @@ def test_ppo_names_the_missing_methods(name, message):
 
 def test_ppo_refuses_chunks_and_history():
     for settings in ({"horizon": 4}, {"history": {"joint_pos": 2}}):
-        with pytest.raises(UsageError, match="single actions and no history"):
+        with pytest.raises(UsageError, match=r"single actions without history\. Set policy\.horizon=1"):
             PPO(PPOConfig(), policy=make("ChunksWithValues", inputs=["joint_pos"], **settings))
 
 

@@ -80,14 +80,19 @@ class PPO(Descent):
 
     def __init__(self, config: PPOConfig, *, policy: TrainablePolicy, seed: int = 0) -> None:
         spec = policy.spec
-        if isinstance(policy, ExplainsAbilities) and (why := policy.why_not(ValuedPolicy)):
-            raise UsageError(
-                f"algorithm 'ppo' cannot train policy '{spec.name}': {why}. Add it to the class (docs/vla.md)"
-            )
+        if isinstance(policy, ExplainsAbilities):
+            if why := policy.why_not(ValuedPolicy):
+                raise UsageError(
+                    f"algorithm 'ppo' cannot train policy '{spec.name}': {why}. Add it to the class (docs/vla.md)"
+                )
+            if spec.horizon > 1 or spec.history:
+                raise UsageError(
+                    "algorithm 'ppo' learns single actions without history. Set policy.horizon=1 and policy.history={}"
+                )
         if not isinstance(policy, ValuedPolicy) or spec.horizon > 1 or spec.history:
             raise UsageError(
-                f"algorithm 'ppo' needs a policy with a value network, single actions and no history, not '{spec.name}' "
-                f"with horizon {spec.horizon}. Use policy 'actor_critic', 'flow_actor_critic' or 'vla'"
+                f"algorithm 'ppo' needs a policy with a value network, single actions and no history, not '{spec.name}'. "
+                "Use policy 'actor_critic' or 'flow_actor_critic'"
             )
         # the critic's large first gradients would leave the actor no step, so each network is clipped by itself
         super().__init__(

@@ -114,7 +114,7 @@ class UserModel(nn.Module):
             return self.module(*arguments, **options)  # with its own hooks
         return getattr(self.module, method)(*arguments, **options)
 
-    def state_dict(self, *args: Any, **kwargs: Any) -> Any:  # type: ignore[override]
+    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
         return self.module.state_dict(*args, **kwargs)
 
     def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
