@@ -123,7 +123,7 @@ def read_component(path: Path, name: str) -> Mapping[str, Array]:
     if named := _VERSION.fullmatch(path.name):
         return _published(path.parent, int(named[1]), name)
     if path.suffix == ".safetensors":
-        return _component_of(read_tensors(path), name, path)
+        return _component_of(read_tensors(path, widen_bf16=True), name, path)
     if path.suffix in (".pth", ".pt"):
         from dovetail.policies.torch_files import read_torch_file
 
@@ -144,7 +144,7 @@ def _published_model(folder: Path) -> Mapping[str, Array]:
 
     arrays: dict[str, Array] = {}
     for path in WeightFiles(folder).paths:
-        arrays |= read_tensors(path)
+        arrays |= read_tensors(path, widen_bf16=True)
     return arrays
 
 
