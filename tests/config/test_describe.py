@@ -8,7 +8,7 @@ import pytest
 
 from dovetail.config.describe import basic_keys, describe
 from dovetail.config.load import load, recipes
-from dovetail.config.model import Config, nested_models, old_keys
+from dovetail.config.model import Config, nested_models, old_keys, settings
 from dovetail.config.plugins import config_model, list_plugins, resolve
 from dovetail.config.schema import RunConfig
 
@@ -36,7 +36,7 @@ def test_every_setting_has_a_description() -> None:
 
 def test_basic_and_old_keys_are_consistent() -> None:
     for model in models():
-        fields = set(model.model_fields)
+        fields = set(settings(model))
         renamed, removed = old_keys(model)
         assert basic_keys(model) <= fields, model
         assert set(renamed.values()) <= fields and not fields & {*renamed, *removed}, model

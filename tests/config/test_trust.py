@@ -19,7 +19,7 @@ from dovetail.config import load as loading
 from dovetail.config import trust as trusting
 from dovetail.config._trust_key import key_file, make_key
 from dovetail.config.load import load, load_saved, save
-from dovetail.config.model import Config, nested_models
+from dovetail.config.model import Config, nested_models, settings
 from dovetail.config.plugins import BUILTIN, settings_of
 from dovetail.config.schema import RunConfig
 from dovetail.config.trust import MARK, is_trusted, mark_trusted
@@ -208,7 +208,7 @@ HARMLESS_TEXTS = {
 
 def _texts(model: type[Config], path: str) -> Iterator[str]:
     """The settings of a model that take any text."""
-    for name, field in model.model_fields.items():
+    for name, field in settings(model).items():
         for inner in nested_models(field.annotation):
             yield from _texts(inner, f"{path}.{name}")
         if _takes_text(field.annotation):
@@ -268,6 +268,33 @@ def test_foreign_folder_may_name_simulated_robots_and_table_routines(tmp_path: P
         },
         tmp_path,
     )
+
+
+@pytest.mark.parametrize("name", ["my_vla:MyVla", "torch.nn:Linear", "no_module"])
+def test_foreign_config_may_not_name_a_model(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Policy 'vla' is built in, but the model that it builds is code."""
+    config = {"policy": {"type": "vla", "model_class": name, "model_config": {"path": "/etc/passwd"}}}
+    with pytest.raises(
+        PluginError, match=rf"its config names the code of a model \('{name}'\) \(policy.model_class\)"
+    ):
+        trusting.check_stored(config, tmp_path)
+    with pytest.raises(PluginError, match=rf"the code of a model \('{name}'\)"):
+        trusting.check_stored([{"model_class": name}], tmp_path)  # as a change in a resume
+
+
+def test_own_run_with_a_model_is_trusted_and_a_copy_is_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "evil_model.py").write_text("raise SystemExit('the model was imported')")
+    monkeypatch.chdir(tmp_path)
+    save(load(["push-cube-ppo"], ["policy={type: vla, model_class: 'evil_model:Model'}"]), tmp_path / "run")
+    monkeypatch.setattr(trusting, "_made_here", set())
+    assert load_saved(tmp_path / "run").config.policy.to_plain()["model_class"] == "evil_model:Model"
+    (tmp_path / "run" / MARK).unlink()
+    with pytest.raises(
+        PluginError, match=r"code of a model \('evil_model:Model'\) \(policy.model_class\).*`dovetail trust"
+    ):
+        load_saved(tmp_path / "run")
 
 
 def test_old_name_of_a_setting_is_checked_after_its_translation(

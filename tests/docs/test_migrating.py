@@ -13,6 +13,7 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 from pydantic_core import PydanticCustomError
 
 from dovetail.cli.main import app
+from dovetail.config.model import settings
 from dovetail.config.plugins import list_plugins, locate, normalize_name, resolve
 from dovetail.config.schema import SECTION_KINDS, PluginSection, RunConfig
 from dovetail.core.errors import DovetailError
@@ -75,7 +76,7 @@ def fields(model: object, words: list[str]) -> Iterator[object]:
         for part in models(inner) if len(words) > 1 else ():
             yield from fields(part, words[1:])
         return
-    field = model.model_fields.get(words[0])
+    field = settings(model).get(words[0])
     if field is None:
         return
     if len(words) == 1:

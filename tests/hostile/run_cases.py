@@ -192,6 +192,7 @@ NAMED: dict[str, Callable[[Place], None]] = {
     "robot-with-spaces": _section("robot", {"type": " evil_plugin : Robot "}),
     "task": _section("task", {"type": "evil_plugin:Task"}),
     "policy": _section("policy", {"type": "evil_plugin:Policy"}),
+    "model-of-a-policy": _section("policy", {"type": "vla", "model_class": "evil_plugin:Policy"}),
     "labeler": _section("labels", [{"type": "evil_plugin:Labeler"}]),
     "operator": _section("operator", {"type": "evil_plugin:Robot"}),
     "inner-operator": _section("operator", {"type": "pedal", "operator": {"type": EVIL}}),

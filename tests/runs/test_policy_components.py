@@ -137,7 +137,7 @@ def test_loaded_statistics_are_not_fitted_again(tmp_path):
         ({"zzz": {}}, "no component 'zzz'. Valid: actor, encoder, normalizer"),
         ({"actor": {"checkpoint": "gone.safetensors"}}, "gone.safetensors does not exist"),
         ({"actor": {"checkpoint": "notes.txt"}}, "notes.txt is not a file of weights"),
-        ({"actor": {"checkpoint": "stats.json"}}, "stats.json is not a file of weights: expected .safetensors$"),
+        ({"actor": {"checkpoint": "stats.json"}}, "stats.json is not a file of weights: expected .safetensors, .pth"),
         ({"actor": {"checkpoint": "empty"}}, "empty holds no weights"),
         ({"actor": {"checkpoint": "junk.safetensors"}}, "not a safetensors file"),
         ({"actor": {"checkpoint": "other.safetensors"}}, "does not fit policy 'flow': component 'actor' lacks"),

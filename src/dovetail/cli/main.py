@@ -33,7 +33,7 @@ from dovetail.cli import (
     stop,
     trust,
 )
-from dovetail.core.errors import ConfigWarning, DovetailError, printable
+from dovetail.core.errors import ConfigNote, ConfigWarning, DovetailError, printable
 
 __all__ = ["app", "entry", "main"]
 
@@ -106,7 +106,8 @@ def _printed_warnings() -> Iterator[None]:
 
         def print_line(message: Warning | str, category: type[Warning], *place: Any) -> None:
             if issubclass(category, ConfigWarning):
-                sys.stderr.write(f"warning: {printable(str(message))}\n")
+                kind = "note" if issubclass(category, ConfigNote) else "warning"
+                sys.stderr.write(f"{kind}: {printable(str(message))}\n")
             else:
                 show(message, category, *place)
 

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from dovetail.config._tree import Node, Path, dotted
-from dovetail.config.model import ChoosesModel, Config, nested_models
+from dovetail.config.model import ChoosesModel, Config, nested_models, settings
 from dovetail.config.plugins import BUILTIN, settings_of
 from dovetail.config.schema import NAMED_SECTIONS, SECTION_KINDS, RunConfig
 from dovetail.core.errors import ConfigError, PluginError, UsageError, did_you_mean
@@ -110,15 +110,15 @@ def _suggest(path: Path, tree: Node, root: type[Config]) -> str:
     if len(path) == 1:  # `seed=3` instead of `run.seed=3`
         elsewhere = [
             f"{section}.{name}"
-            for section, field in root.model_fields.items()
+            for section, field in settings(root).items()
             for nested in nested_models(field.annotation)
-            if name in nested.model_fields
+            if name in settings(nested)
         ]
         if elsewhere:
             return f" Did you mean '{elsewhere[0]}'?"
     if not model.model_fields:
         return f" '{dotted(path[:-1])}' has no settings"
-    names = [*model.model_fields, "type"] if _is_section(path[:-1]) else list(model.model_fields)
+    names = [*settings(model), "type"] if _is_section(path[:-1]) else list(settings(model))
     section = "".join(f"{part}." for part in path[:-1])
     return did_you_mean(name, names).replace("Did you mean '", f"Did you mean '{section}")
 
@@ -141,7 +141,7 @@ def model_at(path: Path, tree: Node, root: type[Config]) -> type[Config] | None:
             node, _ = tree.descend((*path[:depth], "type"))
             models = [settings_of(SECTION_KINDS[str(path[0])], str(node.value))]
         elif isinstance(part, str):
-            fields = [model.model_fields[part] for model in models if part in model.model_fields]
+            fields = [settings(model)[part] for model in models if part in settings(model)]
             node, _ = tree.descend(path[:depth])
             annotations: list[object] = [field.annotation for field in fields]
             choosers = [annotation for annotation in annotations if isinstance(annotation, ChoosesModel)]

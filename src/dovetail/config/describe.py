@@ -28,8 +28,8 @@ def basic_keys(model: type[Config]) -> set[str]:
 def _model(config: Config, *, all_settings: bool, indent: str) -> Iterator[str]:
     basic = basic_keys(type(config))
     plain = config.model_dump(mode="json")
-    for key, field in type(config).model_fields.items():
-        value, about = getattr(config, key), _summary(field.description)
+    for name, field in type(config).model_fields.items():
+        key, value, about = field.alias or name, getattr(config, name), _summary(field.description)
         if isinstance(value, PluginSection):
             inner = list(_section(value, all_settings=all_settings, indent=indent + "  "))
         elif isinstance(value, list) and value and isinstance(value[0], PluginSection):

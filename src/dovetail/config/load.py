@@ -5,6 +5,7 @@ save(config, run_folder)
 assert load_saved(run_folder).config == config
 
 A recipe or file may contain `base: OTHER` (a recipe, or a file in the same folder) and then only the differences.
+A JSON file may also be a training config of EmbodiChain.
 """
 
 from __future__ import annotations
@@ -27,12 +28,14 @@ from dovetail.config._explain import explain, model_at
 from dovetail.config._tree import Node, dotted, from_plain, merge, put
 from dovetail.config.changes import read_changes
 from dovetail.config.cluster import RobotPlace
+from dovetail.config.embodichain import convert, is_embodichain
 from dovetail.config.model import Config, OldKeys, old_keys, translate
 from dovetail.config.schema import DEFAULT_SECTIONS, NAMED_SECTIONS, SECTION_KINDS, RunConfig
 from dovetail.config.trust import check_stored, is_trusted, mark_new
 from dovetail.core.disk import read_file, write_atomic
 from dovetail.core.errors import (
     ConfigError,
+    ConfigNote,
     ConfigWarning,
     PluginError,
     RunFolderError,
@@ -260,7 +263,24 @@ def _read(source: Source, *, above: Sequence[str] = ()) -> list[Node]:
             raise ConfigError(f"config file not found: {source}.{hint}")
         raise ConfigError(f"no recipe or file named '{source}'.{did_you_mean(name, shipped)}")
     tree = _yaml.parse(_text(path, str(source)), name=str(source), is_json=path.suffix == ".json")
+    if is_embodichain(tree):
+        return _read_embodichain(tree, path)
     return _with_base(_top_level(tree, str(source)), folder=path.parent, above=(*above, str(path)))
+
+
+def _read_embodichain(tree: Node, path: Path) -> list[Node]:
+    """EmbodiChain's training config as layers, with one line for each of its settings."""
+    imported = convert(tree, folder=path.parent)
+    for line in imported.mapped:
+        warnings.warn(f"{path.name}: {line}", ConfigNote, stacklevel=4)
+    for line in imported.unmapped:
+        warnings.warn(f"{path.name}: not used: {line}", ConfigWarning, stacklevel=4)
+    layers = [_sections(imported.tree)]
+    if imported.recipe is not None:
+        recipe = _merge_all(_read(imported.recipe))
+        world = {key: recipe.value[key] for key in ("task", "robot", "safety") if key in recipe.value}
+        layers.insert(0, Node(world, recipe.where))
+    return layers
 
 
 def _with_base(tree: Node, *, folder: Path, above: Sequence[str]) -> list[Node]:

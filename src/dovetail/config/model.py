@@ -26,18 +26,25 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol, Self, runtime_checkable
 
 from pydantic import BaseModel, ConfigDict
+from pydantic.fields import FieldInfo
 from pydantic_core import to_json
 
 from dovetail.config._tree import Node, Path, dotted, from_plain
 from dovetail.core.errors import ConfigError, ConfigWarning
 
-__all__ = ["ChoosesModel", "Config", "OldKeys", "nested_models", "old_keys", "translate"]
+__all__ = ["ChoosesModel", "Config", "OldKeys", "nested_models", "old_keys", "settings", "translate"]
 
 
 class Config(BaseModel):
     """A frozen model that refuses unknown keys and wrong types."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True, use_attribute_docstrings=True)
+    model_config = ConfigDict(
+        extra="forbid",
+        frozen=True,
+        validate_default=True,
+        use_attribute_docstrings=True,
+        serialize_by_alias=True,  # an alias is the name of a setting that is no valid name of an attribute
+    )
 
     BASIC: ClassVar[Collection[str]] = ()
     """Settings that most users change; `dovetail config show` prints only these. The others are expert settings."""
@@ -110,8 +117,8 @@ def translate(model: type[Config], node: Node, found: OldKeys, path: Path = ()) 
                 old_key, new_key = dotted((*path, key)), dotted((*path, new))
                 raise ConfigError(f"{child.where}: '{old_key}' is now '{new_key}': remove the old key")
             found.rename((*path, key), (*path, new))
-        if new in model.model_fields:
-            child = _translate_field(model.model_fields[new].annotation, child, found, (*path, new))
+        if new in (fields := settings(model)):
+            child = _translate_field(fields[new].annotation, child, found, (*path, new))
         given[new] = child
     return Node(given, node.where)
 
@@ -129,6 +136,11 @@ def _translate_field(annotation: Any, node: Node, found: OldKeys, path: Path) ->
         named = {key: translate(models[0], item, found, (*path, key)) for key, item in node.value.items()}
         return Node(named, node.where)
     return translate(models[0], node, found, path)
+
+
+def settings(model: type[Config]) -> dict[str, FieldInfo]:
+    """The fields of a model by the names that they have in a config."""
+    return {field.alias or name: field for name, field in model.model_fields.items()}
 
 
 def nested_models(annotation: Any) -> Iterator[type[Config]]:

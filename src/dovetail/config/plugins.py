@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import importlib
 import inspect
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.metadata import entry_points
@@ -25,7 +24,7 @@ from dovetail.config._tree import normalize_name
 from dovetail.config.model import Config
 from dovetail.core import contracts
 from dovetail.core.errors import PluginError, did_you_mean
-from dovetail.core.own_modules import search_current_folder
+from dovetail.core.own_modules import load_class
 
 __all__ = [
     "BUILTIN",
@@ -99,6 +98,7 @@ BUILTIN: dict[str, dict[str, str]] = {
         "pi0": "dovetail.policies.vla.pi0_policy:Pi0Policy",
         "pi05": "dovetail.policies.vla.pi05_policy:Pi05Policy",
         "smolvla": "dovetail.policies.vla.smolvla_policy:SmolVLAPolicy",
+        "vla": "dovetail.policies.vla.user_model_policy:UserModelPolicy",
         "actor_critic": "dovetail.policies.actor_critic:ActorCritic",
         "flow_actor_critic": "dovetail.policies.flows.flow_actor_critic:FlowActorCritic",
     },
@@ -152,6 +152,7 @@ _SETTINGS: dict[
         "pi0": "dovetail.policies.vla.settings:Pi0Config",
         "pi05": "dovetail.policies.vla.settings:Pi05Config",
         "smolvla": "dovetail.policies.vla.settings:SmolVLAConfig",
+        "vla": "dovetail.policies.vla.settings:UserModelConfig",
         "actor_critic": "dovetail.policies.settings:ActorCriticConfig",
         "flow_actor_critic": "dovetail.policies.settings:FlowActorCriticConfig",
     },
@@ -316,26 +317,7 @@ def _described(plugin: Plugin) -> Plugin:
 
 def _load(plugin: Plugin) -> type:
     what = f"{plugin.kind} '{plugin.name}'"
-    module_name, _, attribute = plugin.target.replace(" ", "").partition(":")
-    if not module_name or not all(part.isidentifier() for part in attribute.split(".")):
-        raise PluginError(f"{what} should be written as 'package.module:Class', got '{plugin.target}'")
-    try:
-        if plugin.origin == "module":
-            search_current_folder(module_name)
-        found: object = importlib.import_module(module_name)
-    except Exception as problem:  # a foreign module may raise anything
-        reason = " ".join(f"{type(problem).__name__}: {problem}".split())
-        where = ""
-        if plugin.origin == "module" and isinstance(problem, ModuleNotFoundError) and problem.name == module_name:
-            where = f". {os.getcwd()} and PYTHONPATH have no {module_name}: run the command in the folder of the module"
-        raise PluginError(f"{what}: cannot import module '{module_name}' ({reason}){where}") from problem
-    for part in attribute.split("."):
-        if not hasattr(found, part):
-            names = [name for name, value in vars(found).items() if isinstance(value, type)]
-            raise PluginError(f"{what}: '{module_name}' has no '{attribute}'.{did_you_mean(part, names)}")
-        found = getattr(found, part)
-    if not isinstance(found, type):
-        raise PluginError(f"{what}: '{plugin.target}' should be a class, got a {type(found).__name__}")
+    found = load_class(plugin.target, what=what, is_own=plugin.origin == "module")
     _check_config(what, plugin.target, found)
     return found
 

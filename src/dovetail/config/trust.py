@@ -58,6 +58,8 @@ _OUTSIDE = {  # keys that reach beyond the run folder
     "key_env": "a secret",
     "wandb": "a project of Weights & Biases",
     "kwargs": "arguments of an environment",
+    "model_class": "the code of a model",
+    "model_config": "arguments of a model",
     "machines": "machines of a cluster",
     "token_file": "a file with a token",
     "token_env": "a secret",

@@ -26,6 +26,7 @@ from collections.abc import Iterable
 __all__ = [
     "CheckpointError",
     "ConfigError",
+    "ConfigNote",
     "ConfigWarning",
     "DovetailError",
     "FailureError",
@@ -106,7 +107,11 @@ class LabelError(FailureError):
 
 
 class ConfigWarning(UserWarning):
-    """A config uses a key of an older version."""
+    """A config uses a key of an older version, or a setting of another system that has no counterpart."""
+
+
+class ConfigNote(ConfigWarning):
+    """What a setting of another system became. No reason to worry."""
 
 
 class Interrupted(Exception):

@@ -26,20 +26,22 @@ _TYPES: dict[str, Any] = {
     "U64": np.uint64, "U32": np.uint32, "U16": np.uint16, "U8": np.uint8,
     "BOOL": np.bool_,
 }  # fmt: skip
+_BF16 = "BF16"  # numpy lacks it; as float32 it is exact
 _LENGTH_BYTES = 8  # the length of the header, little-endian
 _METADATA = "__metadata__"
 _MAX_AXES = 32  # numpy allows no more
 
 
-def read_tensors(path: Path, *, checksum: str | None = None) -> dict[str, Array]:
-    """The arrays of a file. They share one buffer, which is in memory until the last of them is deleted.
+def read_tensors(path: Path, *, checksum: str | None = None, widen_bf16: bool = False) -> dict[str, Array]:
+    """The arrays of a file. They share one buffer, which is in memory until the last of them is deleted. With `widen_bf16`,
+    bfloat16 becomes float32, which takes twice its memory.
 
     Raises StoreError if the file is unreadable or damaged, or if numpy lacks the type of a tensor."""
     data = _read(path)
     if checksum is not None and sha256(data) != checksum:
         raise StoreError(damaged_message(path))
     try:
-        return dict(_tensors(data))
+        return dict(_tensors(data, widen_bf16=widen_bf16))
     except (ValueError, KeyError, TypeError) as error:
         reason = " ".join(str(error).split())[:200]
         raise StoreError(f"{path} is not a safetensors file that numpy can read: {reason}") from error
@@ -57,7 +59,7 @@ def _read(path: Path) -> bytearray:
     return data
 
 
-def _tensors(data: bytearray) -> Iterator[tuple[str, Array]]:
+def _tensors(data: bytearray, *, widen_bf16: bool) -> Iterator[tuple[str, Array]]:
     """Check that the tensors cover the data completely and do not overlap, as the format says."""
     length = int.from_bytes(data[:_LENGTH_BYTES], "little")
     start = _LENGTH_BYTES + length
@@ -70,12 +72,17 @@ def _tensors(data: bytearray) -> Iterator[tuple[str, Array]]:
     at = 0
     for name, facts in sorted(header.items(), key=lambda item: _place(item[1])):
         begin, end = _place(facts)
-        kind, shape = np.dtype(_TYPES[facts["dtype"]]), facts["shape"]
+        is_bf16 = widen_bf16 and facts["dtype"] == _BF16
+        kind, shape = np.dtype(np.uint16 if is_bf16 else _TYPES[facts["dtype"]]), facts["shape"]
         if not isinstance(shape, list) or len(shape) > _MAX_AXES or not all(map(_is_size, shape)):
             raise ValueError(f"the shape of '{name[:80]}' is not valid")
         if begin != at or end - begin != math.prod(shape) * kind.itemsize or start + end > len(data):
             raise ValueError(f"the place of '{name[:80]}' is not valid")
         array = np.frombuffer(data, kind, count=math.prod(shape), offset=start + begin).reshape(shape)
+        if is_bf16:  # the upper half of a float32
+            wide = array.astype(np.uint32)
+            wide <<= 16
+            array = wide.view(np.float32)
         yield name, array if array.flags.aligned else array.copy()
         at = end
     if start + at != len(data):

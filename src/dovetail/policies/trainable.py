@@ -10,7 +10,7 @@ from torch import Generator, Tensor, nn
 from dovetail.core.contracts import Policy
 from dovetail.core.types import Array
 
-__all__ = ["HasDiscreteGripper", "TrainablePolicy", "ValuedPolicy"]
+__all__ = ["ExplainsAbilities", "HasDiscreteGripper", "TrainablePolicy", "ValuedPolicy"]
 
 
 @runtime_checkable
@@ -34,7 +34,8 @@ class TrainablePolicy(Policy, Protocol):
 
     def features(self, observations: Mapping[str, Tensor], *, encoder: nn.ModuleDict | None = None) -> Tensor:
         """Normalized observations [B, F]. Keys with history need their masks, as in `act`. `encoder` replaces the
-        policy's encoder, for example by a target network."""
+        policy's encoder, for example by a target network. A policy whose `sample` raises UsageError may return a
+        TensorDict [B] instead: algorithms without networks of their own only pass it on."""
 
     def sample(self, features: Tensor, *, generator: Generator | None) -> tuple[Tensor, Tensor]:
         """Normalized actions [B, A] or flat chunks [B, H * A] with gradients, and their log-density [B]."""
@@ -68,6 +69,14 @@ class ValuedPolicy(TrainablePolicy, Protocol):
 
     def evaluate_actions(self, features: Tensor, drawn: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """The log-density of `drawn` [B, D], the entropy and the value, [B] each."""
+
+
+@runtime_checkable
+class ExplainsAbilities(Protocol):
+    """A policy around a model of the user. The methods of that model decide which contracts the policy fulfills."""
+
+    def why_not(self, contract: type) -> str:
+        """Why it does not fulfill TrainablePolicy or ValuedPolicy: the methods that its model lacks. Empty if it does."""
 
 
 @runtime_checkable

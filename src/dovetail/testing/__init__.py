@@ -17,6 +17,7 @@ from dovetail.testing.policies import check_policy
 from dovetail.testing.replays import check_replay
 from dovetail.testing.robots import check_robot
 from dovetail.testing.tasks import check_task
+from dovetail.testing.vla_models import check_vla_model
 
 __all__ = [
     "check_actor",
@@ -29,4 +30,5 @@ __all__ = [
     "check_replay",
     "check_robot",
     "check_task",
+    "check_vla_model",
 ]

@@ -29,7 +29,7 @@ from dovetail.learn.rollouts import Moments, RolloutSettings, explained_variance
 from dovetail.learn.state import raise_checkpoint_errors
 from dovetail.learn.torch_optimizers import TorchAdam
 from dovetail.policies.components import trainable_components
-from dovetail.policies.trainable import TrainablePolicy, ValuedPolicy
+from dovetail.policies.trainable import ExplainsAbilities, TrainablePolicy, ValuedPolicy
 
 __all__ = ["PPO", "PPOConfig", "RolloutRows", "ppo_loss"]
 
@@ -81,10 +81,19 @@ class PPO(Descent):
 
     def __init__(self, config: PPOConfig, *, policy: TrainablePolicy, seed: int = 0) -> None:
         spec = policy.spec
-        if not isinstance(policy, ValuedPolicy) or spec.horizon > 1 or spec.history or spec.prompted:
+        if isinstance(policy, ExplainsAbilities):
+            if why := policy.why_not(ValuedPolicy):
+                raise UsageError(
+                    f"algorithm 'ppo' cannot train policy '{spec.name}': {why}. Add it to the class (docs/vla.md)"
+                )
+            if spec.horizon > 1 or spec.history:
+                raise UsageError(
+                    "algorithm 'ppo' learns single actions without history. Set policy.horizon=1 and policy.history={}"
+                )
+        if not isinstance(policy, ValuedPolicy) or spec.horizon > 1 or spec.history:
             raise UsageError(
-                f"algorithm 'ppo' needs a policy with a value network, single actions and no history or prompt, not "
-                f"'{spec.name}'. Use policy 'actor_critic' or 'flow_actor_critic'"
+                f"algorithm 'ppo' needs a policy with a value network, single actions and no history, not '{spec.name}'. "
+                "Use policy 'actor_critic' or 'flow_actor_critic'"
             )
         # the critic's large first gradients would leave the actor no step, so each network is clipped by itself
         super().__init__(
@@ -103,8 +112,15 @@ class PPO(Descent):
         groups: dict[str, list[torch.nn.Parameter]] = {name: [] for name in lrs}
         for component, module in trainable_components(policy.components, algorithm=self.name).items():
             for name, parameter in module.named_parameters():
-                group = "critic" if component == "critic" else "std" if name == "log_std" else "mean"
+                is_std = name.rpartition(".")[2] == "log_std"
+                group = "critic" if component == "critic" else "std" if is_std else "mean"
                 groups[group].append(parameter)
+        for setting, given, group in (("value_lr", config.value_lr, "critic"), ("std_lr", config.std_lr, "std")):
+            if given is not None and not groups[group]:
+                what = "component 'critic'" if group == "critic" else "parameter 'log_std'"
+                raise UsageError(
+                    f"algorithm.{setting} is for a {what}, which policy '{spec.name}' does not train. Remove it"
+                )
         self._optimizer.param_groups.clear()
         for group, parameters in groups.items():  # an empty group keeps its place
             self._optimizer.add_param_group({"params": parameters, "lr": lrs[group]})

@@ -1,1 +1,1 @@
-"""Vision-language-action models: networks, published checkpoints and preprocessing. Now: pi0, pi0.5 and SmolVLA."""
+"""Vision-language-action models: pi0, pi0.5 and SmolVLA with their published checkpoints, and models of the user."""

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
 from dovetail.config.model import Config
+from dovetail.policies.components import ComponentConfig, NetworkPolicyConfig
 from dovetail.policies.settings import GuidanceConfig
 
-__all__ = ["Pi0Config", "Pi05Config", "SmolVLAConfig", "VlaConfig"]
+__all__ = ["MODEL", "Pi0Config", "Pi05Config", "SmolVLAConfig", "UserModelConfig", "VlaConfig"]
+
+MODEL = "model"  # the component with the weights of a user's model
 
 
 class VlaConfig(Config):
@@ -65,3 +68,37 @@ class Pi05Config(VlaConfig):
 
 class SmolVLAConfig(VlaConfig):
     preferred_image_size: ClassVar[int] = 512  # SmolVLM2's
+
+
+class UserModelConfig(NetworkPolicyConfig):
+    BASIC: ClassVar[Collection[str]] = ("model_class", "model_config", "checkpoint", "horizon")
+
+    model_class: str = Field(pattern=r"^[^:\s]+:[^:\s]+$")
+    """Your model, `package.module:Class`: a torch module with `forward`, and more methods to learn. See docs/vla.md."""
+    model_options: dict[str, Any] = Field(
+        default_factory=dict, alias="model_config"
+    )  # pydantic has this name itself
+    """Arguments of its constructor. Sizes that the robot decides are added if the constructor takes them."""
+    checkpoint: str | None = Field(default=None, min_length=1)
+    """Its weights: a safetensors file, a folder with model.safetensors or shards, a .pth or .pt file with tensors only, or a
+    run. Null: new weights."""
+    inputs: tuple[str, ...] = ()
+    """Observation keys, including images and depth; empty: all low-dimensional ones of the robot."""
+    history: dict[str, int] = Field(default_factory=dict)
+    """Number of control ticks of history per key; other keys have 1."""
+    horizon: int = Field(default=1, ge=1)
+    """Number of actions in a chunk. PPO needs 1."""
+    language: bool = True
+    """Give the model the task's prompt."""
+    action_units: Literal["normalized", "robot"] = "normalized"
+    """Units of the model's actions: from -1 to 1 between the robot's limits, or those of the robot."""
+    device: str = Field(default="cpu", pattern=r"^(cpu|auto|cuda(:\d+)?)$")
+    """Where it acts. Auto: the first GPU, or the CPU if there is none. Where it learns: the run's `device`."""
+
+    @property
+    def all_components(self) -> dict[str, ComponentConfig]:
+        """`components`, with `checkpoint` as that of the model."""
+        if self.checkpoint is None:
+            return self.components
+        model = self.components.get(MODEL, ComponentConfig())
+        return {**self.components, MODEL: model.model_copy(update={"checkpoint": self.checkpoint})}

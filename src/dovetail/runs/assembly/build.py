@@ -39,7 +39,7 @@ from dovetail.learn.device import find_device
 from dovetail.learn.setup import set_up
 from dovetail.live.emergency import EmergencyStopCheck
 from dovetail.live.link import LiveLink
-from dovetail.policies.trainable import TrainablePolicy
+from dovetail.policies.trainable import ExplainsAbilities, TrainablePolicy
 from dovetail.rewards.early_success import check_success_detection, make_success_detection
 from dovetail.robot_host.arm_lock import ArmLock
 from dovetail.robot_host.arm_stopper import ArmStopper
@@ -386,6 +386,10 @@ def build_trainable(
     """A new policy for a learner. `components`: see Assembly."""
     seen = policy_robot(config, robot)
     policy = build_policy(config.policy, robot=seen, seed=config.run.seed, components=components)
+    if isinstance(policy, ExplainsAbilities) and (why := policy.why_not(TrainablePolicy)):
+        raise UsageError(
+            f"policy '{config.policy.type}' cannot be trained: {why}. Add it to the class (docs/vla.md)"
+        )
     if not isinstance(policy, LearnsByImitation):
         raise UsageError(
             f"policy '{config.policy.type}' has no imitation_loss and cannot be trained. Choose another policy, or train "

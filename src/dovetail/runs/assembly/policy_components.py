@@ -20,12 +20,14 @@ from dovetail.core.specs import RobotSpec
 from dovetail.core.tensor_files import read_tensors
 from dovetail.core.types import Array, WeightSnapshot
 from dovetail.policies.components import NetworkPolicyConfig
+from dovetail.policies.vla.settings import MODEL, UserModelConfig
 from dovetail.weights.store import DiskWeightStore
 
 __all__ = ["build_policy", "check_size", "read_component", "save_components"]
 
 _VERSION = re.compile(r"v(\d{8,})\.json")
 _MAX_EXTRA_BYTES = 128 << 20  # of components that are not in the weights, such as a frozen encoder
+_MODEL_FILES = ("model.safetensors", "model.safetensors.index.json")  # of a published folder
 _IN_CHECKPOINT = "algorithm/policy/"  # prefix of the policy's arrays in a learner's checkpoint
 
 
@@ -78,6 +80,8 @@ def check_size(section: PluginSection, *, robot: RobotSpec, snapshot: WeightSnap
     The config of a run folder may come from an untrusted source."""
     import torch
 
+    if isinstance(section.config, UserModelConfig):  # code of the user, which need not work without memory
+        return
     with torch.device("meta"):  # shapes only
         policy = section.build(robot=robot, seed=0)
     if not isinstance(policy, HasTorchComponents):
@@ -104,7 +108,7 @@ def save_components(policy: object, folder: Path) -> None:
 def read_component(path: Path, name: str) -> Mapping[str, Array]:
     """The arrays of one component, from a run, its weights, one version, a checkpoint, LeRobot's folder or a separate
     file."""
-    where = f"policy.components.{name}.checkpoint"
+    where = f"policy.components.{name}.checkpoint" if name != MODEL else "policy.checkpoint"
     if (path / "weights").is_dir():
         path = path / "weights"
     versions = DiskWeightStore(path).versions()
@@ -112,25 +116,41 @@ def read_component(path: Path, name: str) -> Mapping[str, Array]:
         return _published(path, max(versions), name)
     if (path / "manifest.json").is_file():
         return _from_checkpoint(path, name)
-    if (path / "config.json").is_file():
+    if name != MODEL and (path / "config.json").is_file():
         from dovetail.policies.lerobot.folder import open_folder  # torch comes with it
 
         return open_folder(path).component(name)
+    if any((path / file).is_file() for file in _MODEL_FILES):
+        return _published_model(path)
     if not path.is_file():
         what = "holds no weights" if path.is_dir() else "does not exist"
         raise UsageError(f"{where}: {path} {what}. Name a run, its weights or checkpoint, or a safetensors file")
     if named := _VERSION.fullmatch(path.name):
         return _published(path.parent, int(named[1]), name)
     if path.suffix == ".safetensors":
-        return _component_of(read_tensors(path), name, path)
+        return _component_of(read_tensors(path, widen_bf16=True), name, path)
+    if path.suffix in (".pth", ".pt"):
+        from dovetail.policies.torch_files import read_torch_file
+
+        return read_torch_file(path)
     if path.suffix in (".pkl", ".pickle", ".json") and name == "normalizer":
         from dovetail.policies.statistics_files import read_statistics  # torch comes with it
 
         return read_statistics(read_file(path), name=str(path))
     raise UsageError(
-        f"{where}: {path} is not a file of weights: expected .safetensors"
+        f"{where}: {path} is not a file of weights: expected .safetensors, .pth or .pt"
         + (", .pkl or .json" if name == "normalizer" else "")
     )
+
+
+def _published_model(folder: Path) -> Mapping[str, Array]:
+    """All tensors of a folder: one safetensors file, or shards with an index."""
+    from dovetail.policies.vla.checkpoints.weight_files import WeightFiles  # torch comes with it
+
+    arrays: dict[str, Array] = {}
+    for path in WeightFiles(folder).paths:
+        arrays |= read_tensors(path, widen_bf16=True)
+    return arrays
 
 
 def _published(folder: Path, version: int, name: str) -> Mapping[str, Array]:

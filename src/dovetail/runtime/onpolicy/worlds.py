@@ -12,6 +12,8 @@ import numpy as np
 from dovetail.core.clock import NS_PER_S, SimulatedClock
 from dovetail.core.errors import FailureError, UsageError
 from dovetail.core.figures import add_metrics
+from dovetail.core.prompts import PROMPT_BYTES, encode_prompt
+from dovetail.core.specs import ArraySpec
 from dovetail.core.streams import stream
 from dovetail.core.types import (
     ActContext,
@@ -30,6 +32,8 @@ from dovetail.runs.assembly.workcell import Workcell
 from dovetail.runtime.onpolicy.recording import Recording
 
 __all__ = ["Collector", "World"]
+
+PROMPT = "prompt"
 
 
 class World:
@@ -57,6 +61,7 @@ class World:
         self.rewards: dict[str, float] = defaultdict(float)
         self.metrics: dict[str, float] = {}  # as figures show them: see `add_metrics`
         self.at_limit = 0.0  # sum over the steps of the share of action values at a limit
+        self._prompt = encode_prompt("")
         self._sent: list[Array] = []
         self._episode_recording = recording
         self._recording: Recording | None = None  # of the current episode
@@ -70,6 +75,10 @@ class World:
     @property
     def has_success(self) -> bool:
         return self._workcell.task.spec.has_success
+
+    def inputs(self, observation: Observation) -> dict[str, Array]:
+        """What a policy may read: the observation, and the prompt of the current episode."""
+        return {**observation.values, PROMPT: self._prompt}
 
     def replay(self, actions: Array) -> Observation:
         """Restore an unfinished episode: start it again and send these actions. It is not recorded."""
@@ -93,6 +102,7 @@ class World:
         self._recording = self._episode_recording if record else None
         if self._recording is not None:
             self._recording.begin(episode)
+        self._prompt = encode_prompt(workcell.task.prompt)
         self._observation = workcell.robot.observe()
         return self._observation
 
@@ -175,10 +185,12 @@ class Collector:
             for i, workcell in enumerate(workcells)
         ]
         spec = policy.spec
+        prompt = {PROMPT: ArraySpec(shape=(PROMPT_BYTES,), dtype="uint8")} if spec.prompted else {}
+        self._inputs: Mapping[str, ArraySpec] = {**spec.observation, **prompt}
         self._buffer = RolloutBuffer(
             num_envs=len(workcells),
             num_steps=num_steps,
-            observation=spec.observation,
+            observation=self._inputs,
             num_drawn=policy.num_drawn,
         )
         self._observations: list[Mapping[str, Array]] = []  # the newest of each world
@@ -193,10 +205,10 @@ class Collector:
         rng = stream(self._seed, "practice/policy", self.num_rollouts)
         if not self._observations and self._resume_with:
             self._observations = [
-                world.replay(sent).values for world, sent in zip(worlds, self._resume_with, strict=True)
+                world.inputs(world.replay(sent)) for world, sent in zip(worlds, self._resume_with, strict=True)
             ]
         elif not self._observations:
-            self._observations = [world.reset().values for world in worlds]
+            self._observations = [world.inputs(world.reset()) for world in worlds]
         for t in range(buffer.num_steps):
             before_tick()
             observations = self._stacked()
@@ -210,11 +222,11 @@ class Collector:
                 rewards[n] = verdict.reward
                 terminated[n] = verdict.outcome in (Outcome.SUCCESS, Outcome.FAILURE)
                 if verdict.outcome is Outcome.TIMEOUT:
-                    buffer.add_truncation(n, t, observation.values)  # before the reset replaces it
+                    buffer.add_truncation(n, t, world.inputs(observation))  # before the reset replaces it
                 if verdict.outcome is not None:
                     self._add_ended(world, verdict.outcome)
                     observation = world.reset()
-                self._observations[n] = observation.values
+                self._observations[n] = world.inputs(observation)
             buffer.add_observations(t, observations)
             buffer.add_step(
                 t,
@@ -233,9 +245,7 @@ class Collector:
             world.close()
 
     def _stacked(self) -> dict[str, Array]:
-        return {
-            key: np.stack([values[key] for values in self._observations]) for key in self._policy.spec.observation
-        }
+        return {key: np.stack([values[key] for values in self._observations]) for key in self._inputs}
 
     def _add_ended(self, world: World, outcome: Outcome) -> None:
         success = outcome.success(has_success=world.has_success)

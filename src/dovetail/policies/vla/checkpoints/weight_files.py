@@ -63,6 +63,10 @@ class WeightFiles:
                     raise CheckpointError(f"{path} and {self._file_of[key].name} both hold '{key}'. Remove one")
                 self.shapes[key], self._file_of[key] = shape, path
 
+    @property
+    def paths(self) -> tuple[Path, ...]:
+        return tuple(self._files)
+
     def read(self, keys: Iterable[str]) -> Iterator[tuple[str, Tensor]]:
         """Tensors on the CPU, mapped from their files, one after another."""
         with ExitStack() as stack:
