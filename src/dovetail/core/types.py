@@ -432,7 +432,8 @@ class SampleRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WeightSnapshot:
-    """A version of the weights: named components, each a mapping of arrays, with their hashes."""
+    """A version of the weights: named components, each a mapping of arrays, with their hashes. Arrays keep the type of the
+    weights: see `core/bfloat16.py`."""
 
     version: int
     components: Mapping[str, Mapping[str, Array]]

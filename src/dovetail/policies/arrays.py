@@ -9,9 +9,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from dovetail.core.bfloat16 import BFLOAT16
 from dovetail.core.types import Array
 
-__all__ = ["fill_module", "sharded_like", "to_numpy"]
+__all__ = ["fill_module", "sharded_like", "to_numpy", "to_tensor"]
 
 
 @runtime_checkable
@@ -23,9 +24,18 @@ class _Sharded(Protocol):
 
 def to_numpy(tensor: Tensor) -> Array:
     """A copy, gathered from all ranks if the tensor is sharded."""
-    whole = tensor.full_tensor() if isinstance(tensor, _Sharded) else tensor
-    array: Array = whole.detach().cpu().numpy().copy()
+    whole = (tensor.full_tensor() if isinstance(tensor, _Sharded) else tensor).detach()
+    if whole.dtype == torch.bfloat16:
+        return whole.view(torch.int16).cpu().numpy().copy().view(BFLOAT16)
+    array: Array = whole.cpu().numpy().copy()
     return array
+
+
+def to_tensor(array: Array) -> Tensor:
+    """A copy on the CPU, of the same type."""
+    if array.dtype == BFLOAT16:
+        return torch.from_numpy(np.array(array.view(np.int16))).view(torch.bfloat16)
+    return torch.from_numpy(np.array(array))
 
 
 def sharded_like(whole: Tensor, example: Tensor) -> Tensor:
@@ -41,7 +51,7 @@ def sharded_like(whole: Tensor, example: Tensor) -> Tensor:
 
 def fill_module(module: nn.Module, arrays: Mapping[str, Array]) -> None:
     """Load the complete `state_dict` of a module, sharded or not."""
-    tensors = {key: torch.from_numpy(np.array(value)) for key, value in arrays.items()}
+    tensors = {key: to_tensor(value) for key, value in arrays.items()}
     state = module.state_dict()
     if not any(isinstance(value, _Sharded) for value in state.values()):
         module.load_state_dict(tensors)

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Generator, Tensor, nn
 
+from dovetail.core.bfloat16 import all_finite
 from dovetail.core.errors import SpecMismatch, StoreError, UsageError, did_you_mean
 from dovetail.core.images import resize_images
 from dovetail.core.specs import ArraySpec, PolicySpec, RobotSpec
@@ -352,5 +353,5 @@ def _check_fit(
     for name, value in arrays.items():
         if value.shape != expected[name]:
             raise StoreError(f"{misfit}{component}/{name} is {value.shape}, should be {expected[name]}")
-        if not np.isfinite(value).all():
+        if not all_finite(value):
             raise StoreError(f"{misfit}{component}/{name} holds non-finite numbers; not loaded")

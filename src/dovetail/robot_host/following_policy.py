@@ -7,8 +7,7 @@ import time
 from collections.abc import Callable, Mapping
 from types import TracebackType
 
-import numpy as np
-
+from dovetail.core.bfloat16 import all_finite
 from dovetail.core.contracts import Policy, WeightStore
 from dovetail.core.errors import StoreError
 from dovetail.core.specs import PolicySpec
@@ -132,7 +131,7 @@ class FollowingPolicy:
 def _load(policy: Policy, snapshot: WeightSnapshot) -> None:
     for component, arrays in snapshot.components.items():
         for name, array in arrays.items():
-            if array.dtype.kind == "f" and not np.isfinite(array).all():
+            if not all_finite(array):
                 raise StoreError(
                     f"weights version {snapshot.version}: {component}/{name} is not finite; not loaded"
                 )

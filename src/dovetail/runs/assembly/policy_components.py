@@ -10,14 +10,12 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Protocol, cast, runtime_checkable
 
-import safetensors.numpy
-
 from dovetail.config.schema import PluginSection
 from dovetail.core.contracts import Policy
 from dovetail.core.disk import read_file, write_atomic
 from dovetail.core.errors import StoreError, UsageError, did_you_mean
 from dovetail.core.specs import RobotSpec
-from dovetail.core.tensor_files import read_tensors
+from dovetail.core.tensor_files import read_tensors, tensor_blocks
 from dovetail.core.types import Array, WeightSnapshot
 from dovetail.policies.components import NetworkPolicyConfig
 from dovetail.weights.store import DiskWeightStore
@@ -98,7 +96,7 @@ def save_components(policy: object, folder: Path) -> None:
         if config.checkpoint is not None and not _copy_path(folder, name).is_file():
             assert isinstance(policy, _HasComponents)
             folder.mkdir(parents=True, exist_ok=True)
-            write_atomic(_copy_path(folder, name), safetensors.numpy.save(dict(policy.weights()[name])))
+            write_atomic(_copy_path(folder, name), tensor_blocks(policy.weights()[name]))
 
 
 def read_component(path: Path, name: str) -> Mapping[str, Array]:
