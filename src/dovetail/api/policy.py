@@ -75,7 +75,7 @@ def load_policy(source: WeightSource) -> RunPolicy:
     """Build the policy of a run and load its weights. The robot's driver is not needed once an episode was recorded."""
     robot, prompt = _robot_and_prompt(source.folder)
     snapshot = source.snapshot()
-    check_size(source.folder.config.policy, robot=robot, snapshot=snapshot)
+    check_size(source.folder.config.policy, robot=robot, snapshot=snapshot, components=source.folder.components)
     return RunPolicy(_build(source.folder, robot), snapshot, prompt=prompt)
 
 
@@ -83,7 +83,7 @@ def following_policy(source: WeightSource, *, log: Callable[[str], None]) -> Fol
     """The policy of a run for a policy server: it also loads newer weights, unless a version or checkpoint was named."""
     robot, _ = _robot_and_prompt(source.folder)
     snapshot = source.snapshot()
-    check_size(source.folder.config.policy, robot=robot, snapshot=snapshot)
+    check_size(source.folder.config.policy, robot=robot, snapshot=snapshot, components=source.folder.components)
     follows = source.checkpoint is None and source.version is None
     store = DiskWeightStore(source.folder.weights) if follows else None
     policy = FollowingPolicy(lambda: _build(source.folder, robot), snapshot, store=store, log=log)

@@ -10,9 +10,11 @@ import torch
 from torch import Tensor, nn
 
 from dovetail.core.bfloat16 import BFLOAT16
+from dovetail.core.disk import sha256
+from dovetail.core.tensor_files import tensor_blocks
 from dovetail.core.types import Array
 
-__all__ = ["fill_module", "sharded_like", "to_numpy", "to_tensor"]
+__all__ = ["fill_module", "module_digest", "sharded_like", "to_numpy", "to_tensor"]
 
 
 @runtime_checkable
@@ -24,10 +26,20 @@ class _Sharded(Protocol):
 
 def to_numpy(tensor: Tensor) -> Array:
     """A copy, gathered from all ranks if the tensor is sharded."""
-    whole = (tensor.full_tensor() if isinstance(tensor, _Sharded) else tensor).detach()
+    return _viewed(tensor.full_tensor() if isinstance(tensor, _Sharded) else tensor).copy()
+
+
+def module_digest(module: nn.Module) -> str:
+    """The sha256 of a module's safetensors file. A module on the CPU is not copied."""
+    return sha256(tensor_blocks({key: _viewed(value) for key, value in module.state_dict().items()}))
+
+
+def _viewed(tensor: Tensor) -> Array:
+    """The memory of a tensor on the CPU; a copy of one on a GPU."""
+    whole = tensor.detach().cpu()
     if whole.dtype == torch.bfloat16:
-        return whole.view(torch.int16).cpu().numpy().copy().view(BFLOAT16)
-    array: Array = whole.cpu().numpy().copy()
+        return whole.view(torch.int16).numpy().view(BFLOAT16)
+    array: Array = whole.numpy()
     return array
 
 

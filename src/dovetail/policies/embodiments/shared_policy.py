@@ -175,6 +175,9 @@ class SharedPolicy:
     def weights(self, components: Mapping[str, nn.Module] | None = None) -> Mapping[str, Mapping[str, Array]]:
         return self.canonical.weights(components)
 
+    def component_arrays(self, name: str) -> Mapping[str, Array]:
+        return self.canonical.component_arrays(name)
+
     def fit_normalizer(self, columns: Mapping[str, Array]) -> None:
         padded = {
             key: self.arm.pad_observation(key, np.asarray(columns[own])) for key, own in self.arm.keys.items()

@@ -14,10 +14,12 @@ from dovetail.config.schema import PluginSection
 from dovetail.core.contracts import Policy
 from dovetail.core.disk import read_file, write_atomic
 from dovetail.core.errors import StoreError, UsageError, did_you_mean
+from dovetail.core.frozen_base import referenced_base
 from dovetail.core.specs import RobotSpec
 from dovetail.core.tensor_files import read_tensors, tensor_blocks
 from dovetail.core.types import Array, WeightSnapshot
 from dovetail.policies.components import NetworkPolicyConfig
+from dovetail.runs.folder import COMPONENTS
 from dovetail.weights.store import DiskWeightStore
 
 __all__ = ["build_policy", "check_size", "read_component", "save_components"]
@@ -51,7 +53,7 @@ class _HasComponents(Protocol):
 
     def load_components(self, read: Callable[[str, str], Mapping[str, Array]]) -> None: ...
 
-    def weights(self) -> Mapping[str, Mapping[str, Array]]: ...
+    def component_arrays(self, name: str) -> Mapping[str, Array]: ...
 
 
 def build_policy(section: PluginSection, *, robot: RobotSpec, seed: int, components: Path | None = None) -> Policy:
@@ -70,7 +72,9 @@ def build_policy(section: PluginSection, *, robot: RobotSpec, seed: int, compone
     return cast(Policy, policy)
 
 
-def check_size(section: PluginSection, *, robot: RobotSpec, snapshot: WeightSnapshot) -> None:
+def check_size(
+    section: PluginSection, *, robot: RobotSpec, snapshot: WeightSnapshot, components: Path | None = None
+) -> None:
     """Raise StoreError if a policy is far larger than the weights that it shall load, before memory is allocated for it.
 
     The config of a run folder may come from an untrusted source."""
@@ -82,6 +86,9 @@ def check_size(section: PluginSection, *, robot: RobotSpec, snapshot: WeightSnap
         return
     needed = sum(p.numel() * p.element_size() for part in policy.components.values() for p in part.parameters())
     stored = sum(array.nbytes for arrays in snapshot.components.values() for array in arrays.values())
+    for name in snapshot.components:  # frozen ones are in a file of the run
+        if components is not None and (copy := _copy_path(components, name)).is_file():
+            stored += copy.stat().st_size
     if needed > 2 * stored + _MAX_EXTRA_BYTES:
         raise StoreError(
             f"policy '{section.type}' has {needed >> 20} MB of parameters, but its weights have {stored >> 20} MB: the "
@@ -96,11 +103,28 @@ def save_components(policy: object, folder: Path) -> None:
         if config.checkpoint is not None and not _copy_path(folder, name).is_file():
             assert isinstance(policy, _HasComponents)
             folder.mkdir(parents=True, exist_ok=True)
-            write_atomic(_copy_path(folder, name), tensor_blocks(policy.weights()[name]))
+            write_atomic(_copy_path(folder, name), tensor_blocks(policy.component_arrays(name)))
 
 
 def read_component(path: Path, name: str) -> Mapping[str, Array]:
     """The arrays of one component, from a run, its weights, one version, a checkpoint or a separate file."""
+    found = _read_component(path, name)
+    digest = referenced_base(found)
+    return found if digest is None else _frozen_copy(path, name, digest)
+
+
+def _frozen_copy(path: Path, name: str, digest: str) -> Mapping[str, Array]:
+    """The copy that a run keeps of a frozen component, from any path in the run's folder."""
+    for folder in (path, *path.absolute().parents[:3]):
+        if (copy := _copy_path(folder / COMPONENTS, name)).is_file():
+            return read_tensors(copy, checksum=digest)
+    raise StoreError(
+        f"{path} has component '{name}' only by its sha256 ({digest[:12]}), because it was frozen, and its run has no "
+        f"copy in {COMPONENTS}/. Name the checkpoint that it came from"
+    )
+
+
+def _read_component(path: Path, name: str) -> Mapping[str, Array]:
     where = f"policy.components.{name}.checkpoint"
     if (path / "weights").is_dir():
         path = path / "weights"

@@ -69,6 +69,7 @@ class RunLearner:
     def clone(self, *, on_update: Callable[[], None] = lambda: None) -> int:
         """Clone the demonstrations with a new policy; return the version of its weights."""
         policy, config = self._fleet().trainable(), self._config
+        save_components(policy, self._folder.components)  # before versions that refer to them
         policy.fit_normalizer(self._store.demonstrated())
         algorithm = Imitation(ImitationConfig(), policy=policy, seed=config.run.seed)
         learner = self.make_learner(algorithm, policy, stream_name="cloning")
