@@ -30,6 +30,7 @@ __all__ = [
     "ChecksMetrics",
     "ChecksRobot",
     "Closes",
+    "ConfiguresDevice",
     "ConfiguresFrameRate",
     "ConfiguresImageSize",
     "ConfiguresImages",
@@ -488,6 +489,14 @@ class LearnsByImitation(Protocol):
     """A policy that can be trained here: see `dovetail.policies.trainable.TrainablePolicy`."""
 
     def imitation_loss(self, features: Any, actions: Any, mask: Any = None, *, generator: Any = None) -> Any: ...
+
+
+@runtime_checkable
+class ConfiguresDevice(Protocol):
+    """Settings of a policy that say where it computes actions."""
+
+    device: str
+    num_threads: int
 
 
 @runtime_checkable

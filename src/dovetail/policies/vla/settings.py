@@ -7,13 +7,13 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from dovetail.config.model import Config
+from dovetail.policies.components import TorchPolicyConfig
 from dovetail.policies.settings import GuidanceConfig
 
 __all__ = ["Pi0Config"]
 
 
-class Pi0Config(Config):
+class Pi0Config(TorchPolicyConfig):
     BASIC: ClassVar[Collection[str]] = ("checkpoint", "images", "state", "device")
     preferred_image_size: ClassVar[int] = 224  # PaliGemma's; the policy pads to a square by itself
 

@@ -35,10 +35,10 @@ from dovetail.human.axes import known_kinematics
 from dovetail.human.browser import ConsoleControl
 from dovetail.human.selections import driven_parts
 from dovetail.labels.chain import LabelerChain
-from dovetail.learn.device import find_device
 from dovetail.learn.setup import set_up
 from dovetail.live.emergency import EmergencyStopCheck
 from dovetail.live.link import LiveLink
+from dovetail.policies.device import find_device
 from dovetail.policies.trainable import TrainablePolicy
 from dovetail.rewards.early_success import check_success_detection, make_success_detection
 from dovetail.robot_host.arm_lock import ArmLock
@@ -50,7 +50,7 @@ from dovetail.robot_host.stop_sources import StopSources
 from dovetail.robot_host.stop_watch import StopWatch
 from dovetail.robots.safety import SafeRobot
 from dovetail.runs.assembly.operators import console_config
-from dovetail.runs.assembly.policy_components import build_policy
+from dovetail.runs.assembly.policy_components import build_acting_policy, build_policy, check_device
 from dovetail.runs.assembly.policy_rate import policy_robot
 from dovetail.runs.assembly.seen_images import image_size
 from dovetail.runs.assembly.workcell import Workcell, build_workcell
@@ -105,11 +105,16 @@ class Assembly:
         return policy_robot(self.config, self.robot.spec)
 
     def policy(self) -> Policy:
-        """A new, untrained policy that fits robot and task."""
-        robot = self.policy_robot
-        policy = build_policy(
-            self.config.policy, robot=robot, seed=self.config.run.seed, components=self.components
-        )
+        """A new, untrained policy that fits robot and task, on the device where it acts."""
+        return self._fitting(build_acting_policy)
+
+    def policy_spec(self) -> PolicySpec:
+        """What `policy` would have, without its device."""
+        return self._fitting(build_policy).spec
+
+    def _fitting(self, build: Callable[..., Policy]) -> Policy:
+        robot, config = self.policy_robot, self.config
+        policy = build(config.policy, robot=robot, seed=config.run.seed, components=self.components)
         match(robot, policy=policy.spec, task=self.task.spec)
         return policy
 
@@ -170,6 +175,7 @@ class Assembly:
         `actor.swap_weights` allows it. The policy is untrained until `load`.
         """
         config = self.config.actor.config
+        check_device(self.config.policy)  # before the arm moves, even for demonstrations
         self._lock_arm()
         if isinstance(config, ConfiguresLayout) and config.layout == "processes":
             host = self._host(spool, weights)
@@ -259,7 +265,7 @@ class Assembly:
         if not self._boards:
             extras = {**self.workcell.probe(), **self.robot.safety_extras()}
             layout = board_layout(
-                self.config.actor.config, robot=self.robot.spec, policy=self.policy().spec, extras=extras
+                self.config.actor.config, robot=self.robot.spec, policy=self.policy_spec(), extras=extras
             )
             self._boards.append(Board(layout, self.link.share_board(layout)))
         return self._boards[0]
@@ -277,7 +283,7 @@ class Assembly:
             self._hosts[folder] = RobotHost(
                 self.config,
                 workcell=self.workcell,
-                policy=self.policy().spec,
+                policy=self.policy_spec(),
                 spool=folder,
                 weights=weights,
                 components=self.components,

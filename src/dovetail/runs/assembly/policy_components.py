@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Protocol, cast, runtime_checkable
 
 from dovetail.config.schema import PluginSection
+from dovetail.core.abilities import ConfiguresDevice, MovesToDevice
 from dovetail.core.contracts import Policy
 from dovetail.core.disk import read_file, write_atomic
 from dovetail.core.errors import StoreError, UsageError, did_you_mean
@@ -22,7 +23,14 @@ from dovetail.policies.components import NetworkPolicyConfig
 from dovetail.runs.folder import COMPONENTS
 from dovetail.weights.store import DiskWeightStore
 
-__all__ = ["build_policy", "check_size", "read_component", "save_components"]
+__all__ = [
+    "build_acting_policy",
+    "build_policy",
+    "check_device",
+    "check_size",
+    "read_component",
+    "save_components",
+]
 
 _VERSION = re.compile(r"v(\d{8,})\.json")
 _MAX_EXTRA_BYTES = 128 << 20  # of components that are not in the weights, such as a frozen encoder
@@ -70,6 +78,30 @@ def build_policy(section: PluginSection, *, robot: RobotSpec, seed: int, compone
     if isinstance(policy, _HasComponents):
         policy.load_components(read)
     return cast(Policy, policy)
+
+
+def build_acting_policy(
+    section: PluginSection, *, robot: RobotSpec, seed: int, components: Path | None = None
+) -> Policy:
+    """A new policy that computes where `policy.device` says. Sets the number of CPU threads of this process."""
+    device = check_device(section)
+    policy = build_policy(section, robot=robot, seed=seed, components=components)
+    if isinstance(section.config, ConfiguresDevice):
+        import torch
+
+        torch.set_num_threads(section.config.num_threads)
+        if isinstance(policy, MovesToDevice):  # others read the setting themselves
+            policy.to(device)
+    return policy
+
+
+def check_device(section: PluginSection) -> Any:
+    """The torch device of a policy that acts; None for one that computes elsewhere. Raise UsageError if it is missing."""
+    if not isinstance(section.config, ConfiguresDevice):
+        return None
+    from dovetail.policies.device import find_device
+
+    return find_device(section.config.device, setting="policy.device")
 
 
 def check_size(

@@ -10,8 +10,8 @@ from dovetail.core.contracts import Algorithm, ReplayReader
 from dovetail.core.streams import stream
 from dovetail.core.types import Array, WeightSnapshot
 from dovetail.learn.algorithms.imitation import Imitation, ImitationConfig
-from dovetail.learn.device import find_device
 from dovetail.learn.learner import Learner
+from dovetail.policies.device import find_device
 from dovetail.policies.trainable import TrainablePolicy
 from dovetail.runs.assembly.fleet import Fleet
 from dovetail.runs.assembly.policy_components import save_components

@@ -28,7 +28,7 @@ from dovetail.policies.trainable import ValuedPolicy
 from dovetail.processes.array_channel import ArrayChannel
 from dovetail.processes.channel import ChannelClosed
 from dovetail.processes.child import WorkerProcess, run_worker
-from dovetail.runs.assembly.policy_components import build_policy
+from dovetail.runs.assembly.policy_components import build_acting_policy
 from dovetail.runs.assembly.workcell import build_workcell
 from dovetail.runs.folder import RunFolder
 from dovetail.runtime.onpolicy.recording import Recording
@@ -80,7 +80,9 @@ def build_collector(settings: Mapping[str, Any], worlds: Mapping[str, Array]) ->
         for _ in range(rollouts.num_envs)
     ]
     components = Path(settings["components"]) if settings["components"] else None
-    policy = build_policy(sections["policy"], robot=workcells[0].robot.spec, seed=seed, components=components)
+    policy = build_acting_policy(
+        sections["policy"], robot=workcells[0].robot.spec, seed=seed, components=components
+    )
     return Collector(
         workcells,
         policy=cast(ValuedPolicy, policy),
@@ -159,7 +161,7 @@ def _collect_rollouts(channel: ArrayChannel) -> None:
     """The work of the collector process."""
     import torch
 
-    torch.set_num_threads(1)
+    torch.set_num_threads(1)  # policy.num_threads may allow more
     settings, worlds = channel.receive()
     collector = build_collector(settings, worlds)
     max_staleness, version = settings["rollouts"]["max_staleness"], -1
