@@ -16,7 +16,7 @@ import numpy as np
 
 from dovetail.core.reset_steps import ResetStep
 from dovetail.core.specs import ArraySpec, RobotSpec
-from dovetail.core.types import Array, Observation
+from dovetail.core.types import Array, Observation, WeightSnapshot
 
 __all__ = [
     "AsksAgain",
@@ -76,6 +76,7 @@ __all__ = [
     "RewardsAtEnd",
     "Shards",
     "SlowLabeler",
+    "StagesWeights",
     "StopConnection",
     "TakesOverPart",
     "UsesBuffers",
@@ -504,6 +505,16 @@ class MovesToDevice(Protocol):
     """A policy that can compute on another device than the CPU."""
 
     def to(self, device: Any) -> Any: ...
+
+
+@runtime_checkable
+class StagesWeights(Protocol):
+    """A policy that takes new weights while it acts. What is frozen is in memory once, what is trained twice."""
+
+    def stage(self, snapshot: WeightSnapshot) -> Callable[[], None]:
+        """Check new weights and bring them to the policy's device; another thread may call `act` meanwhile.
+
+        The result puts them into use. It takes less than a millisecond on a CPU and must not run during `act`."""
 
 
 @runtime_checkable

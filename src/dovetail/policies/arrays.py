@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Protocol, runtime_checkable
 
 import numpy as np
@@ -14,7 +14,7 @@ from dovetail.core.disk import sha256
 from dovetail.core.tensor_files import tensor_blocks
 from dovetail.core.types import Array
 
-__all__ = ["fill_module", "module_digest", "sharded_like", "to_numpy", "to_tensor"]
+__all__ = ["fill_module", "module_digest", "sharded_like", "stage_module", "to_numpy", "to_tensor"]
 
 
 @runtime_checkable
@@ -59,6 +59,29 @@ def sharded_like(whole: Tensor, example: Tensor) -> Tensor:
     assert isinstance(example, DTensor)
     whole = whole.to(example.device)
     return distribute_tensor(whole, example.device_mesh, example.placements, src_data_rank=None)
+
+
+def stage_module(module: nn.Module, arrays: Mapping[str, Array], device: torch.device) -> Callable[[], None]:
+    """Copy new weights to a module's device. The result puts them into use; delete it soon, it then holds the old ones.
+
+    On a CPU it exchanges memory. On a GPU it copies, because CUDA graphs know the addresses of the weights."""
+    present = module.state_dict(keep_vars=True)
+    # on a GPU, a stream of its own: actions do not wait for these copies
+    stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
+    with torch.cuda.stream(stream):
+        staged = {key: to_tensor(arrays[key]).to(device, value.dtype) for key, value in present.items()}
+    if stream is not None:
+        stream.synchronize()
+
+    def use() -> None:
+        for key, value in present.items():
+            if stream is None:
+                value.data, staged[key] = staged[key], value.data
+            else:
+                value.data.copy_(staged[key])
+                staged[key].record_stream(torch.cuda.current_stream(device))  # its memory is free after that
+
+    return use
 
 
 def fill_module(module: nn.Module, arrays: Mapping[str, Array]) -> None:

@@ -18,7 +18,7 @@ from dovetail.core.images import resize_images
 from dovetail.core.specs import ArraySpec, PolicySpec, RobotSpec
 from dovetail.core.tensor_files import tensor_blocks
 from dovetail.core.types import ActContext, ActionChunk, Array, WeightSnapshot
-from dovetail.policies.arrays import fill_module, module_digest, to_numpy
+from dovetail.policies.arrays import fill_module, module_digest, stage_module, to_numpy
 from dovetail.policies.components import (
     NORMALIZER,
     ComponentConfig,
@@ -46,7 +46,7 @@ class NetworkPolicy(ABC):
     """Common half of the Policy and TrainablePolicy contracts.
 
     A subclass provides its networks as `components`. Its `act` computes normalized actions from `features`, and `_chunk`
-    converts them to the robot's units.
+    converts them to the robot's units. A subclass that overrides `load` overrides `stage` too.
     """
 
     axis_masks: AxisMasks | None = None  # set by a policy that wraps this one for several arms
@@ -275,6 +275,30 @@ class NetworkPolicy(ABC):
                     self._bases[name] = module_digest(module)
 
     def load(self, snapshot: WeightSnapshot) -> None:
+        self._check_snapshot(snapshot)
+        for name in self._expected_shapes().keys() - self._bases.keys():
+            self._set_component(name, snapshot.components[name])
+        self._version = snapshot.version
+
+    def stage(self, snapshot: WeightSnapshot) -> Callable[[], None]:
+        """See StagesWeights. Frozen components stay where they are."""
+        self._check_snapshot(snapshot)
+        trained = [
+            stage_module(module, snapshot.components[name], self._device)
+            for name, module in self.components.items()
+            if name not in self._bases
+        ]
+
+        def use() -> None:
+            for use_component in trained:
+                use_component()
+            self._normalizer.load_arrays(snapshot.components[NORMALIZER])
+            self._version = snapshot.version
+
+        return use
+
+    def _check_snapshot(self, snapshot: WeightSnapshot) -> None:
+        """Raise StoreError if it does not fit."""
         misfit = f"weights version {snapshot.version} do not fit policy '{self._spec.name}': "
         expected = self._expected_shapes()
         for name, shapes in expected.items():
@@ -287,9 +311,6 @@ class NetworkPolicy(ABC):
             _check_fit(arrays, name, shapes, misfit=misfit)
             if name in self._bases:  # published before versions referred to frozen components
                 check_base(sha256(tensor_blocks(arrays)), self._bases[name], component=name, misfit=misfit)
-        for name in expected.keys() - self._bases.keys():  # after all checks, so that an error changes nothing
-            self._set_component(name, snapshot.components[name])
-        self._version = snapshot.version
 
     def _is_frozen(self, name: str) -> bool:
         return name in self._component_configs and self._component_configs[name].is_frozen(name)

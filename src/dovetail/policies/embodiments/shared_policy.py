@@ -168,6 +168,9 @@ class SharedPolicy:
     def load(self, snapshot: WeightSnapshot) -> None:
         self.canonical.load(snapshot)
 
+    def stage(self, snapshot: WeightSnapshot) -> Callable[[], None]:
+        return self.canonical.stage(snapshot)
+
     # ---- TrainablePolicy: torch
 
     @property
