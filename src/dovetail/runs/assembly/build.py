@@ -109,7 +109,8 @@ class Assembly:
         return self._fitting(build_acting_policy)
 
     def policy_spec(self) -> PolicySpec:
-        """What `policy` would have, without its device."""
+        """The spec of `policy`, which is not moved to its device. Raise an error if it does not fit or the device is missing."""
+        check_device(self.config.policy)
         return self._fitting(build_policy).spec
 
     def _fitting(self, build: Callable[..., Policy]) -> Policy:
