@@ -29,7 +29,7 @@ import numpy.typing as npt
 from dovetail.actor.seen_frames import SeenFrames
 from dovetail.core.errors import SpecMismatch
 from dovetail.core.image_sizes import is_fitted
-from dovetail.core.prompts import PROMPT_BYTES, decode_prompt, encode_prompt
+from dovetail.core.prompts import MAX_PROMPT_BYTES, decode_prompt, encode_prompt, prompt_width
 from dovetail.core.seqlock import Seqlock
 from dovetail.core.specs import ArraySpec, PolicySpec, RobotSpec
 from dovetail.core.types import Array, Observation, Source, Verdict
@@ -100,7 +100,7 @@ class BoardLayout:
         for name in _COUNTERS:
             yield f"counter/{name}", "int64", (1,)
         yield "names", "uint8", (_NAMES_BYTES,)
-        yield "prompt", "uint8", (PROMPT_BYTES,)
+        yield "prompt", "uint8", (MAX_PROMPT_BYTES,)
         for name, dtype, shape in _REQUEST + (("prefix", "float32", (horizon, num_actions)),):
             yield f"request/{name}", dtype, shape
         for name, dtype, shape in _ANSWER + (("actions", "float32", (horizon, num_actions)),):
@@ -353,7 +353,8 @@ class Board:
     def begin(self, *, prompt: str = "") -> int:
         """Start a new episode at the next row. Its clock may start again at 0."""
         self._captured_ns.clear()
-        self._arrays["prompt"][:] = encode_prompt(prompt)
+        encoded = encode_prompt(prompt)
+        self._arrays["prompt"][: len(encoded)], self._arrays["prompt"][len(encoded) :] = encoded, 0
         self._counters["worst_late_ns"][0] = 0
         self._counters["first"][0] = self.num_seen
         return self.num_seen
@@ -444,7 +445,8 @@ class Board:
             else:
                 inputs[key] = values
         if spec.prompted:
-            inputs["prompt"] = self._arrays["prompt"][None].copy()
+            prompt = self._arrays["prompt"][None]
+            inputs["prompt"] = prompt[:, : prompt_width(prompt)].copy()
         return inputs
 
     def columns(self, first: int, end: int) -> dict[str, Array]:

@@ -28,6 +28,7 @@ from dovetail.core.clock import SimulatedClock
 from dovetail.core.contracts import Actor, Algorithm, Clock, Labeler, Operator, Policy, Replay, Task
 from dovetail.core.errors import LabelError, UsageError
 from dovetail.core.figures import EpisodeScore
+from dovetail.core.prompts import encode_prompt
 from dovetail.core.specs import PolicySpec, RobotSpec, match
 from dovetail.core.types import Episode, Outcome, Purpose
 from dovetail.episodes.spool import Spool
@@ -109,7 +110,7 @@ class Assembly:
         return self._fitting(build_acting_policy)
 
     def policy_spec(self) -> PolicySpec:
-        """The spec of `policy`, which is not moved to its device. Raise an error if it does not fit or the device is missing."""
+        """The spec of `policy`. Raise an error if it does not fit or its device is missing."""
         check_device(self.config.policy)
         return self._fitting(build_policy).spec
 
@@ -348,6 +349,7 @@ def build_assembly(
         name=name,
         operator=config.operator,
     )
+    encode_prompt(workcell.task.prompt)  # raises if it is too long
     link = live(workcell.robot.spec) if live is not None else None
     if link is not None:
         link.open()
