@@ -8,8 +8,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from dovetail.config.load import load
 from dovetail.core.errors import ConfigError, UsageError
 from dovetail.core.types import ActContext
-from dovetail.learn.device import device_of, find_device
+from dovetail.learn.device import device_of
 from dovetail.learn.precision import compute_in_bf16
+from dovetail.policies.device import find_device
 from support.small_algorithms import algorithms, batch_for
 from support.toy_run import TOY
 

@@ -4,11 +4,14 @@ import numpy as np
 import pytest
 import torch
 
-from dovetail.core.prompts import encode_prompt
+from dovetail.config.load import load
+from dovetail.core.errors import UsageError
+from dovetail.core.prompts import MAX_PROMPT_BYTES, decode_prompt, encode_prompt
 from dovetail.core.specs import PolicySpec
 from dovetail.core.types import (
     ActContext,
     Episode,
+    EpisodeOrder,
     EpisodeStart,
     Labels,
     Observation,
@@ -17,12 +20,18 @@ from dovetail.core.types import (
     Segment,
     View,
 )
+from dovetail.episodes.log import EpisodeLog
+from dovetail.episodes.spool import Spool
 from dovetail.learn.algorithms.imitation import Imitation, ImitationConfig
+from dovetail.learn.batches import Batches
 from dovetail.learn.learner import Learner
 from dovetail.policies.flows.flow import Flow, FlowConfig
 from dovetail.replay.mapped import MappedReplay
+from dovetail.runs.assembly.build import build_assembly
 from dovetail.testing import check_policy
+from dovetail.testing.fakes import FakeTask
 from support.toy_arm import ROBOT
+from support.toy_run import TOY
 
 LEFT, RIGHT = "push the cube to the left", "push the cube to the right"
 
@@ -106,12 +115,73 @@ def test_replay_returns_the_prompt_of_each_row(tmp_path):
     replay = MappedReplay(MappedReplay.Config(capacity_rows=200, keep_demos=False), folder=tmp_path, keys=())
     replay.open()
     for number in range(30):  # more than fit, so the oldest are removed
-        replay.add(*demo(number, f"task {number}", np.float32(number / 100)))
-    into = {"action": np.zeros((64, *ROBOT.action.shape), np.float32), "prompt": np.zeros((64, 256), np.uint8)}
+        replay.add(*demo(number, text(number), np.float32(number / 100)))
+    into = {
+        "action": np.zeros((64, *ROBOT.action.shape), np.float32),
+        "prompt": np.zeros((64, MAX_PROMPT_BYTES), np.uint8),
+    }
     replay.sample(into, view=View(), rng=np.random.default_rng(0))
     for action, prompt in zip(into["action"], into["prompt"], strict=True):
-        assert bytes(prompt).rstrip(b"\0").decode() == f"task {round(float(action[0]) * 100)}"
+        assert bytes(prompt).rstrip(b"\0").decode() == text(round(float(action[0]) * 100))
+    assert len(list((tmp_path / "prompts").iterdir())) == 10  # each long prompt once, short ones in the record
     replay.close()
+
+
+def text(number):
+    """A third of them are long, and end in different letters."""
+    return f"task {number}" if number % 3 else "ü" * 300 + f" task {number}"
+
+
+def test_batch_is_as_wide_as_its_longest_prompt(tmp_path):
+    replay = MappedReplay(
+        MappedReplay.Config(capacity_rows=500, keep_demos=False), folder=tmp_path, keys=("joint_pos",)
+    )
+    replay.open()
+    policy = Flow(FlowConfig(horizon=1, prompt_features=8, inputs=("joint_pos",)), robot=ROBOT, seed=0)
+    request = Imitation(ImitationConfig(batch_size=16), policy=policy).sample_request
+    batches = Batches(request=request, robot=ROBOT, replay=replay, rng=np.random.default_rng(0), num_ahead=0)
+    replay.add(*demo(1, "short", np.float32(0.1)))
+    assert [tuple(batch["prompt"].shape) for batch in batches.take(1)] == [(16, 256)]
+    replay.add(*demo(2, "long " * 200, np.float32(0.2)))
+    for batch in batches.take(1):
+        assert batch["prompt"].shape == (16, 1024)
+        wide = torch.nn.functional.pad(batch["prompt"], (0, 1024))
+        encoder = policy.encoder["prompt"]
+        torch.testing.assert_close(encoder(batch["prompt"]), encoder(wide))  # padding does not count
+    replay.close()
+
+
+LONG = "ö" * 1000
+RUN = TOY.replace("policy: {type: gaussian_mlp, hidden: [32, 32]}", "policy: {type: flow, prompt_features: 8}")
+
+
+def test_long_prompt_reaches_policy_episode_and_log(tmp_path, monkeypatch):
+    (tmp_path / "toy.yaml").write_text(RUN)
+    monkeypatch.setattr(FakeTask, "prompt", LONG)
+    seen, act = [], Flow.act
+    monkeypatch.setattr(
+        Flow, "act", lambda self, inputs, context: seen.append(inputs["prompt"]) or act(self, inputs, context)
+    )
+    assembly = build_assembly(load([tmp_path / "toy.yaml"]))
+    try:
+        spool = Spool(tmp_path / "spool")
+        order = EpisodeOrder(
+            id="20260101T000000-000000001-arm-000000000000", purpose=Purpose.EVAL, seed=1, index=0, config_hash="0"
+        )
+        episode = assembly.actor_for(Purpose.EVAL, spool=spool).run(order)
+    finally:
+        assembly.close()
+    assert seen[-1].shape == (1, 2048) and decode_prompt(seen[-1][0]) == LONG
+    log = EpisodeLog(tmp_path / "episodes")
+    log.commit(spool.load(episode.id))
+    assert log.load(episode.id).prompt == log.manifest(episode.id).prompt == LONG
+
+
+def test_prompt_over_the_limit_is_refused_before_anything_moves(tmp_path, monkeypatch):
+    (tmp_path / "toy.yaml").write_text(RUN)
+    monkeypatch.setattr(FakeTask, "prompt", "x" * 5000)
+    with pytest.raises(UsageError, match="has 5000 bytes, but at most 4096"):
+        build_assembly(load([tmp_path / "toy.yaml"]))
 
 
 @pytest.mark.parametrize("prompt_features", [0, 8])

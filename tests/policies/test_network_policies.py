@@ -4,13 +4,18 @@ import dataclasses
 
 import numpy as np
 import pytest
+import torch
 
 from dovetail.config.plugins import resolve
+from dovetail.core.bfloat16 import to_bfloat16
 from dovetail.core.errors import SpecMismatch, StoreError
 from dovetail.core.types import ActContext, WeightSnapshot
+from dovetail.learn.checkpoint import load_checkpoint, save_checkpoint
+from dovetail.learn.state import load_policy, policy_state
 from dovetail.policies.trainable import TrainablePolicy
 from dovetail.testing import check_policy
 from dovetail.testing.policies import random_inputs
+from dovetail.weights.store import DiskWeightStore
 from support.toy_arm import DETERMINISTIC, ROBOT, observations, snapshot_of
 
 SMALL = {"flow": {"horizon": 6, "hidden": 16, "num_layers": 2}, "gaussian_mlp": {"hidden": (16,)}}
@@ -50,6 +55,41 @@ def test_network_policy_keeps_the_contract(name, config):
     donor = make_policy(name, seed=4, **config)
     check_policy(lambda: make_policy(name, **config), snapshot=snapshot_of(donor))
     assert isinstance(donor, TrainablePolicy)
+
+
+# ---- types of weights
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_weights_keep_their_type_through_store_and_checkpoint(make, dtype, tmp_path):
+    donor, other = make(seed=4), make()
+    for policy in (donor, other):
+        for module in policy.components.values():
+            module.to(dtype)
+    store = DiskWeightStore(tmp_path / "weights")
+    store.publish(donor.weights())
+    save_checkpoint(tmp_path / "last", policy_state(donor), facts={})
+    for load in (
+        lambda: other.load(store.latest()),
+        lambda: load_policy(other, load_checkpoint(tmp_path / "last")[0]),
+    ):
+        for module in other.components.values():
+            for parameter in module.parameters():
+                torch.nn.init.zeros_(parameter)
+        load()
+        for name, module in donor.components.items():
+            for key, value in module.state_dict().items():
+                found = other.components[name].state_dict()[key]
+                assert found.dtype == dtype and torch.equal(found, value)
+
+
+def test_bfloat16_weights_with_nan_are_refused(make):
+    donor = make(seed=4)
+    snapshot = snapshot_of(donor)
+    component = next(name for name in snapshot.components if name != "normalizer")
+    broken = {key: to_bfloat16(array * np.nan) for key, array in snapshot.components[component].items()}
+    with pytest.raises(StoreError, match="holds non-finite numbers"):
+        make().load(dataclasses.replace(snapshot, components={**snapshot.components, component: broken}))
 
 
 # ---- inputs

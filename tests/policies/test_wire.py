@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
+from dovetail.core.bfloat16 import BFLOAT16
 from dovetail.policies.remote.connection import Connection, ConnectionLost, DeadlineExceeded
 from dovetail.policies.remote.wire import MAX_BODY, MAX_HEADER, Message, WireError, decode, encode
 
@@ -30,6 +31,7 @@ DTYPES = st.sampled_from(
         "float16",
         "float32",
         "float64",
+        BFLOAT16,
     ]
 )
 ARRAYS = DTYPES.flatmap(lambda d: hnp.arrays(d, hnp.array_shapes(min_dims=0, max_dims=4, min_side=0, max_side=5)))

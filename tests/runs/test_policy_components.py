@@ -2,6 +2,7 @@
 
 import pickle
 import shutil
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -11,8 +12,12 @@ import torch
 from dovetail.api.weights import find_weights
 from dovetail.config.load import load
 from dovetail.config.schema import PluginSection
+from dovetail.core.disk import sha256
 from dovetail.core.errors import DovetailError, StoreError, UsageError
+from dovetail.core.frozen_base import referenced_base
 from dovetail.core.specs import ArraySpec, RobotSpec
+from dovetail.core.tensor_files import read_tensors
+from dovetail.core.types import WeightSnapshot
 from dovetail.learn.checkpoint import load_checkpoint, save_checkpoint
 from dovetail.runs.assembly.build import build_assembly
 from dovetail.runs.assembly.policy_components import build_policy, read_component
@@ -191,6 +196,77 @@ def test_failed_load_changes_nothing(tmp_path):
     assert all(arrays_equal(policy.weights()[name], before[name]) for name in before)
 
 
+# ---- frozen components in versions of weights
+
+
+def frozen_flow(path, *, seed, **sizes):
+    """A steered flow whose velocity network comes from a file."""
+    config = {"type": "steered", "components": {"actor": {"checkpoint": str(path), "frozen": True}}, **sizes}
+    return build_policy(PluginSection.parse("policy", config), robot=ROBOT, seed=seed)
+
+
+def test_weights_are_refused_by_a_policy_with_another_frozen_component(tmp_path):
+    for seed in (1, 2):
+        save(tmp_path / f"{seed}.safetensors", make("steered", seed=seed).weights()["actor"])
+    trained = frozen_flow(tmp_path / "1.safetensors", seed=5, **SMALL["steered"])
+    other = frozen_flow(tmp_path / "2.safetensors", seed=5, **SMALL["steered"])
+    snapshot = WeightSnapshot(version=3, components=trained.weights(), hashes={})
+    with pytest.raises(StoreError, match=r"version 3 .* another frozen component 'actor' .* Use the checkpoint"):
+        other.load(snapshot)
+    with pytest.raises(StoreError, match="'actor' is not in them, because it was frozen"):
+        make("steered").load(snapshot)
+    whole = make("steered", seed=1).weights()  # as old versions have it
+    trained.load(WeightSnapshot(version=3, components=whole, hashes={}))
+    assert arrays_equal(trained.weights()["steering"], whole["steering"])
+    with pytest.raises(StoreError, match="another frozen component"):
+        trained.load(WeightSnapshot(version=3, components=make("steered", seed=2).weights(), hashes={}))
+
+
+def publish_cost(tmp_path, **sizes):
+    """Megabytes of the frozen and the trained networks, then per version: megabytes on disk, and allocated at the peak."""
+    original = build_policy(PluginSection.parse("policy", {"type": "steered", **sizes}), robot=ROBOT, seed=0)
+    path = tmp_path / "base.safetensors"
+    save(path, original.weights()["actor"])
+    policy = frozen_flow(path, seed=0, **sizes)
+    store = DiskWeightStore(tmp_path / "weights", keep=9)
+    folder = tmp_path / "weights"
+    store.publish(policy.weights())
+    before = size_mb(folder)
+    for parameter in policy.components["steering"].parameters():
+        parameter.data += 1.0
+    tracemalloc.start()
+    store.publish(policy.weights())
+    peak_mb = tracemalloc.get_traced_memory()[1] / 1e6
+    tracemalloc.stop()
+    frozen_mb, trained_mb = (
+        sum(p.nbytes for p in policy.components[name].parameters()) / 1e6 for name in ("actor", "steering")
+    )
+    return frozen_mb, trained_mb, size_mb(folder) - before, peak_mb
+
+
+def size_mb(folder):
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file()) / 1e6
+
+
+def test_version_costs_what_is_trained(tmp_path):
+    frozen_mb, trained_mb, on_disk_mb, peak_mb = publish_cost(
+        tmp_path, hidden=800, num_layers=3, horizon=2, steering_hidden=[350, 350]
+    )
+    assert frozen_mb > 5.0 and 0.48 < trained_mb < 0.55
+    assert trained_mb < on_disk_mb < 1.01 * trained_mb + 0.02
+    assert trained_mb < peak_mb < 1.2 * trained_mb + 0.1  # one copy on the host, of the trained part only
+
+
+@pytest.mark.extended
+def test_version_of_20_mb_on_a_frozen_base_of_200_mb_costs_20_mb(tmp_path):
+    frozen_mb, trained_mb, on_disk_mb, peak_mb = publish_cost(
+        tmp_path, hidden=5000, num_layers=3, horizon=2, steering_hidden=[2230, 2230]
+    )
+    assert frozen_mb > 200.0 and 19.5 < trained_mb < 21.0
+    assert trained_mb < on_disk_mb < 1.01 * trained_mb
+    assert trained_mb < peak_mb < 1.1 * trained_mb
+
+
 # ---- runs
 
 
@@ -236,21 +312,29 @@ def test_frozen_components_do_not_change_in_a_run_and_its_resume(pretrained, tmp
     shutil.rmtree(pretrained)  # a run keeps a copy
     (folder / "evaluations" / "after.json").unlink()  # as if it had been stopped before
     checkpoint, _ = load_checkpoint(folder / "checkpoints" / "last")
-    assert arrays_equal(_of(checkpoint, "algorithm/policy/sigma/"), original["sigma"])
+    copy = folder / "parts" / "sigma.safetensors"
+    assert referenced_base(_of(checkpoint, "algorithm/policy/sigma/")) == sha256(copy.read_bytes())
+    assert arrays_equal(read_tensors(copy), original["sigma"])
     assert not any("averaged/sigma" in name for name in checkpoint)
     run(folder, config)
     store = DiskWeightStore(folder / "weights", keep=99)
     versions = [store.load(version) for version in store.versions()]
     assert len(versions) > 2
-    assert all(arrays_equal(version.components["sigma"], original["sigma"]) for version in versions)
+    digest = sha256(copy.read_bytes())
+    assert all(referenced_base(version.components["sigma"]) == digest for version in versions)
     assert len({version.hashes["sigma"] for version in versions}) == 1  # published once
     assert len({version.hashes["velocity"] for version in versions}) > 1
     assembly = build_assembly(config, components=folder / "parts")
     try:  # `dovetail eval RUN/checkpoints/last` needs no more than the run
         found = find_weights(str(folder / "checkpoints" / "last"), version=None, runs_dir=folder.parent)
-        assert arrays_equal(found.snapshot(assembly).components["sigma"], original["sigma"])
+        assert referenced_base(found.snapshot(assembly).components["sigma"]) == digest
     finally:
         assembly.close()
+    for source in (folder, folder / "weights", folder / "checkpoints" / "last"):  # as a start of another run
+        assert arrays_equal(read_component(source, "sigma"), original["sigma"])
+    copy.unlink()
+    with pytest.raises(StoreError, match=r"has component 'sigma' only by its sha256 .* Name the checkpoint"):
+        read_component(folder, "sigma")
 
 
 def _of(state, prefix):

@@ -9,7 +9,10 @@ import numpy as np
 import pytest
 
 from dovetail.config.load import load
+from dovetail.config.schema import PluginSection
+from dovetail.core.disk import write_atomic
 from dovetail.core.errors import PolicyError, StoreError, UsageError
+from dovetail.core.tensor_files import tensor_blocks
 from dovetail.core.types import ActContext, ActionChunk, WeightSnapshot
 from dovetail.policies.gaussian_mlp import GaussianMLP, GaussianMLPConfig
 from dovetail.policies.remote import handshake
@@ -17,6 +20,7 @@ from dovetail.policies.remote.connection import Connection
 from dovetail.policies.remote.wire import Message
 from dovetail.robot_host.following_policy import FollowingPolicy
 from dovetail.runs.assembly.build import build_assembly
+from dovetail.runs.assembly.policy_components import build_policy
 from dovetail.runs.roles.robot import evaluation_episodes
 from dovetail.serve import server as serve
 from dovetail.serve.server import PolicyServer
@@ -316,7 +320,7 @@ def test_weights_with_nan_are_refused_and_the_old_ones_stay(tmp_path, component)
         store.publish(good)
         wait_until(lambda: following.act(seen, DETERMINISTIC).policy_version == 3)
     assert len(log) == 2 and log[0].startswith("new weights were not loaded: weights version 2")
-    assert "not finite" in log[0]
+    assert "holds non-finite numbers" in log[0]
 
 
 @pytest.mark.parametrize("missing", ["actor", "normalizer"])
@@ -336,6 +340,42 @@ def test_initial_weights_with_nan_are_refused():
     bad = {**good, "actor": {name: np.full_like(value, np.nan) for name, value in good["actor"].items()}}
     with pytest.raises(StoreError, match=r"version 4: actor/.* is not finite"):
         FollowingPolicy(make, WeightSnapshot(version=4, components=bad, hashes={}))
+
+
+def test_policy_that_stages_weights_is_built_once_and_keeps_its_frozen_part(tmp_path):
+    base = tmp_path / "base.safetensors"
+    flow = {"hidden": 16, "num_layers": 1, "horizon": 2}
+    built = []
+
+    def build(**components):
+        section = PluginSection.parse("policy", {"type": "steered", **flow, "components": components})
+        return build_policy(section, robot=ROBOT, seed=0)
+
+    def frozen():
+        built.append(build(actor={"checkpoint": str(base), "frozen": True}))
+        return built[-1]
+
+    def addresses(component):
+        return [p.data_ptr() for p in built[0].components[component].parameters()]
+
+    write_atomic(base, tensor_blocks(build().weights()["actor"]))
+    learner, store = frozen(), DiskWeightStore(tmp_path / "weights")
+    built.clear()
+    store.publish(learner.weights())
+    following = FollowingPolicy(frozen, store.latest(), store=store)
+    assert len(built) == 1
+    before = {name: addresses(name) for name in ("actor", "steering")}
+    for parameter in learner.components["steering"].parameters():
+        parameter.data += 0.5
+    store.publish(learner.weights())
+    assert following.refresh() and len(built) == 1
+    assert addresses("actor") == before["actor"]  # one copy of it for ever
+    assert not set(addresses("steering")) & set(before["steering"])  # exchanged, not copied
+    assert following.telemetry()["weights_swaps"] == 1
+    learner.load(store.latest())
+    seen = inputs(following.spec)
+    assert following.act(seen, DETERMINISTIC).policy_version == 2
+    assert np.array_equal(following.act(seen, DETERMINISTIC).actions, learner.act(seen, DETERMINISTIC).actions)
 
 
 def test_policy_without_a_store_keeps_its_weights():

@@ -3,6 +3,7 @@
 import torch
 
 from dovetail.core.types import WeightSnapshot
+from dovetail.runs.assembly import policy_components
 from dovetail.runtime.onpolicy.training import OnPolicy
 
 __all__ = ["PPO_RUN", "build_policy", "build_training"]
@@ -19,7 +20,7 @@ run: {demos: 0, env_steps: 256, eval_episodes: 2, untrained_episodes: 1, video_e
 def build_training(config, **settings):
     torch.set_num_threads(1)
     robot = config.robot.build(task=config.task.build()).spec
-    policy = config.policy.build(robot=robot, seed=config.run.seed)
+    policy = policy_components.build_policy(config.policy, robot=robot, seed=config.run.seed)
     algorithm = config.algorithm.build(policy=policy, seed=config.run.seed)
     return OnPolicy(config, algorithm=algorithm, control_hz=robot.control_hz, **settings)
 

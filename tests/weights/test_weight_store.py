@@ -16,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
+from dovetail.core.bfloat16 import BFLOAT16
 from dovetail.core.contracts import WeightStore
 from dovetail.core.errors import StoreError, UsageError
 from dovetail.core.types import Array
@@ -274,7 +275,9 @@ def test_acknowledged_versions_survive_a_killed_publisher(tmp_path: Path) -> Non
 
 
 shapes = hnp.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=3)
-dtypes = st.sampled_from(["float16", "float32", "float64", "int8", "uint8", "int64", "bool"])
+dtypes = st.sampled_from(
+    [BFLOAT16, *map(np.dtype, ("float16", "float32", "float64", "int8", "uint8", "int64", "bool"))]
+)
 arrays = st.tuples(dtypes, shapes).flatmap(lambda kind: hnp.arrays(*kind))
 components = st.dictionaries(
     st.text(max_size=5), st.dictionaries(st.text(max_size=5), arrays, max_size=3), min_size=1, max_size=3

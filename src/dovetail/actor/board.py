@@ -28,7 +28,7 @@ from dovetail.actor.process_signals import ProcessSignals
 from dovetail.actor.seen_frames import SeenFrames
 from dovetail.core.errors import SpecMismatch
 from dovetail.core.image_sizes import is_fitted
-from dovetail.core.prompts import decode_prompt, encode_prompt
+from dovetail.core.prompts import decode_prompt, encode_prompt, prompt_width
 from dovetail.core.seqlock import Seqlock
 from dovetail.core.specs import ArraySpec, PolicySpec
 from dovetail.core.types import Array, Observation, Source, Verdict
@@ -80,7 +80,8 @@ class Board(ProcessSignals):
     def begin(self, *, prompt: str = "") -> int:
         """Start a new episode at the next row. Its clock may start again at 0."""
         self._captured_ns.clear()
-        self._arrays["prompt"][:] = encode_prompt(prompt)
+        encoded = encode_prompt(prompt)
+        self._arrays["prompt"][: len(encoded)], self._arrays["prompt"][len(encoded) :] = encoded, 0
         self._counters["worst_late_ns"][0] = 0
         self._counters["first"][0] = self.num_seen
         return self.num_seen
@@ -171,7 +172,8 @@ class Board(ProcessSignals):
             else:
                 inputs[key] = values
         if spec.prompted:
-            inputs["prompt"] = self._arrays["prompt"][None].copy()
+            prompt = self._arrays["prompt"][None]
+            inputs["prompt"] = prompt[:, : prompt_width(prompt)].copy()
         return inputs
 
     def columns(self, first: int, end: int) -> dict[str, Array]:

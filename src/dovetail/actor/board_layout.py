@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from dovetail.core.prompts import PROMPT_BYTES
+from dovetail.core.prompts import MAX_PROMPT_BYTES
 from dovetail.core.specs import RobotSpec
 from dovetail.core.types import Array
 
@@ -106,7 +106,7 @@ class BoardLayout:
         for name in COUNTERS:
             yield f"counter/{name}", "int64", (1,)
         yield "names", "uint8", (NAMES_BYTES,)
-        yield "prompt", "uint8", (PROMPT_BYTES,)
+        yield "prompt", "uint8", (MAX_PROMPT_BYTES,)
         for name, dtype, shape in _REQUEST + (("prefix", "float32", (horizon, num_actions)),):
             yield f"request/{name}", dtype, shape
         for name, dtype, shape in _ANSWER + (("actions", "float32", (horizon, num_actions)),):

@@ -18,6 +18,7 @@ from dovetail.learn.rollouts import OnPolicyAlgorithm
 from dovetail.runs.assembly.arms import arm_configs, arm_groups, arm_name
 from dovetail.runs.assembly.build import Assembly, build_assembly
 from dovetail.runs.assembly.fleet import build_fleet
+from dovetail.runs.assembly.policy_components import check_device
 from dovetail.runs.assembly.workcell import build_driver, demonstrates
 from dovetail.runtime.onpolicy.training import check_on_policy
 from dovetail.runtime.ranks import check_ranks
@@ -87,6 +88,9 @@ def _assembly_problems(assembly: Assembly) -> list[DovetailError]:
     try:
         with _collected(problems):
             assembly.check_layout()
+        with _collected(problems):
+            if not config.cluster.machines:  # arms on other machines check theirs
+                check_device(config.policy)
         with _collected(problems):
             _check_learning(assembly)
         with _collected(problems):

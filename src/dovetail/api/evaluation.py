@@ -185,7 +185,9 @@ def _evaluate_arm(
             )
         snapshot = None if own_weights else source.snapshot(assembly)
         if snapshot is not None:
-            check_size(config.policy, robot=assembly.policy_robot, snapshot=snapshot)
+            check_size(
+                config.policy, robot=assembly.policy_robot, snapshot=snapshot, components=assembly.components
+            )
         for episode in evaluation_episodes(
             assembly, snapshot, num_episodes=total, config_hash=source.folder.config_hash
         ):

@@ -179,7 +179,7 @@ def _fitting_arm(
     source: WeightSource, config: RunConfig, reader: DataReader
 ) -> tuple[RunConfig, RobotSpec, Policy, RecordedData]:
     """Settings, robot and policy of the first arm that the dataset fits, and the dataset."""
-    from dovetail.runs.assembly.policy_components import build_policy
+    from dovetail.runs.assembly.policy_components import build_acting_policy
     from dovetail.runs.assembly.policy_rate import policy_robot
 
     problem: SpecMismatch | None = None
@@ -187,7 +187,9 @@ def _fitting_arm(
         robot = _robot(source, own, name)
         seen = policy_robot(own, robot)
         try:
-            policy = build_policy(own.policy, robot=seen, seed=own.run.seed, components=source.folder.components)
+            policy = build_acting_policy(
+                own.policy, robot=seen, seed=own.run.seed, components=source.folder.components
+            )
             match(seen, policy=policy.spec)
             return own, robot, policy, reader.open(own, robot, policy.spec)
         except SpecMismatch as error:
@@ -217,7 +219,9 @@ def _load_weights(source: WeightSource, config: RunConfig, policy: Policy, robot
     if brings_weights(config, run=source.folder.config):
         return f"the {config.policy.type} policy"
     snapshot = source.snapshot()
-    check_size(config.policy, robot=policy_robot(config, robot), snapshot=snapshot)
+    check_size(
+        config.policy, robot=policy_robot(config, robot), snapshot=snapshot, components=source.folder.components
+    )
     policy.load(snapshot)
     return source.label(snapshot)
 

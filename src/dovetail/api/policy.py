@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import numpy as np
 
 from dovetail.api.weights import WeightSource
-from dovetail.config.schema import RunConfig
+from dovetail.config.load import load_saved
+from dovetail.config.schema import PluginSection, RunConfig
 from dovetail.core.contracts import Policy
 from dovetail.core.errors import UsageError
 from dovetail.core.images import seen_inputs
@@ -18,7 +20,7 @@ from dovetail.core.types import ActContext, ActionChunk, Array, WeightSnapshot
 from dovetail.episodes.log import EpisodeLog
 from dovetail.robot_host.following_policy import FollowingPolicy
 from dovetail.runs.assembly.build import build_assembly
-from dovetail.runs.assembly.policy_components import build_policy, check_size
+from dovetail.runs.assembly.policy_components import build_acting_policy, check_device, check_size
 from dovetail.runs.assembly.policy_rate import policy_robot
 from dovetail.runs.folder import RunFolder
 from dovetail.weights.store import DiskWeightStore
@@ -38,6 +40,7 @@ class RunPolicy:
         self._policy, self.version, self.prompt = policy, snapshot.version, prompt
         self._past: dict[str, deque[Array]] = {}
         policy.load(snapshot)
+        policy.warmup()
         self.reset()
 
     @property
@@ -74,27 +77,37 @@ class RunPolicy:
 
 def load_policy(source: WeightSource) -> RunPolicy:
     """Build the policy of a run and load its weights. The robot's driver is not needed once an episode was recorded."""
+    check_device(source.folder.config.policy)
     robot, prompt = _robot_and_prompt(source.folder)
     robot, snapshot = policy_robot(source.folder.config, robot), source.snapshot()
-    check_size(source.folder.config.policy, robot=robot, snapshot=snapshot)
-    return RunPolicy(_build(source.folder, robot), snapshot, prompt=prompt)
+    check_size(source.folder.config.policy, robot=robot, snapshot=snapshot, components=source.folder.components)
+    return RunPolicy(_build(source.folder, robot, source.folder.config.policy), snapshot, prompt=prompt)
 
 
-def following_policy(source: WeightSource, *, log: Callable[[str], None]) -> FollowingPolicy:
-    """The policy of a run for a policy server: it also loads newer weights, unless a version or checkpoint was named."""
+def following_policy(
+    source: WeightSource, *, log: Callable[[str], None], place: Mapping[str, Any] | None = None
+) -> FollowingPolicy:
+    """The policy of a run for a policy server: it also loads newer weights, unless a version or checkpoint was named.
+
+    `place` replaces the run's settings of where it computes: `device` and `num_threads`."""
+    section = source.folder.config.policy
+    if place:
+        changes = {f"policy.{name}": value for name, value in place.items()}
+        section = load_saved(source.folder.path, changes, quiet=True)[0].policy
+    check_device(section)
     robot, _ = _robot_and_prompt(source.folder)
     robot, snapshot = policy_robot(source.folder.config, robot), source.snapshot()
-    check_size(source.folder.config.policy, robot=robot, snapshot=snapshot)
+    check_size(section, robot=robot, snapshot=snapshot, components=source.folder.components)
     follows = source.checkpoint is None and source.version is None
     store = DiskWeightStore(source.folder.weights) if follows else None
-    policy = FollowingPolicy(lambda: _build(source.folder, robot), snapshot, store=store, log=log)
+    policy = FollowingPolicy(lambda: _build(source.folder, robot, section), snapshot, store=store, log=log)
     log(f"policy '{policy.spec.name}', {source.label(snapshot)}" + (", and newer ones" if follows else ""))
     return policy
 
 
-def _build(folder: RunFolder, robot: RobotSpec) -> Policy:
+def _build(folder: RunFolder, robot: RobotSpec, section: PluginSection) -> Policy:
     config = folder.config
-    return build_policy(config.policy, robot=robot, seed=config.run.seed, components=folder.components)
+    return build_acting_policy(section, robot=robot, seed=config.run.seed, components=folder.components)
 
 
 def _robot_and_prompt(folder: RunFolder) -> tuple[RobotSpec, str]:

@@ -28,7 +28,7 @@ from dovetail.core.types import ActContext, Array, Observation
 from dovetail.processes.shared_memory import anonymous_memory, map_memory
 from dovetail.processes.wakeup import WakeupReader, WakeupWriter
 from dovetail.robot_host.host_process import HostProcess
-from dovetail.runs.assembly.policy_components import build_policy
+from dovetail.runs.assembly.policy_components import build_acting_policy
 
 __all__ = ["NUM_ACTIONS", "NUM_STATE", "ChunkTimes", "bare_chunks", "chunks_of_process", "make_robot"]
 
@@ -82,7 +82,7 @@ def _context(number: int) -> ActContext:
 def bare_chunks(folder: Path, robot: RobotSpec, *, device: str, image_size: int, num: int) -> ChunkTimes:
     """Call the policy in this process: numpy arrays in, numpy array out."""
     seen = seen_robot(robot, image_size)
-    policy: Policy = build_policy(_section(folder, device), robot=seen, seed=0)
+    policy: Policy = build_acting_policy(_section(folder, device), robot=seen, seed=0)
     policy.warmup()
     times, actions = [], np.zeros(0, np.float32)
     for number in range(num + 2):

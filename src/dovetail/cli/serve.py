@@ -41,6 +41,15 @@ def serve(
             help="File with the token that robots need. Default: RUN/serve.token, created if missing.",
         ),
     ] = None,
+    device: Annotated[
+        str | None,
+        typer.Option(
+            "--device", help="Where it computes: cpu, auto, cuda or cuda:1. Default: policy.device of the run."
+        ),
+    ] = None,
+    num_threads: Annotated[
+        int | None, typer.Option("--threads", min=1, help="CPU threads. Default: policy.num_threads of the run.")
+    ] = None,
     runs_dir: RunsDir = RUNS_DIR,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print only address and token file.")] = False,
 ) -> None:
@@ -59,7 +68,7 @@ def serve(
         from dovetail.policies.remote.handshake import make_token, read_token
         from dovetail.serve.server import PolicyServer
 
-    torch.set_num_threads(1)
+    torch.set_num_threads(1)  # policy.num_threads may allow more
     torch.set_flush_denormal(True)
     source = find_weights(target, version=version, runs_dir=runs_dir)
     token_file = token_file or make_token(_own_token_file(source.folder.path))
@@ -67,7 +76,9 @@ def serve(
     log = (lambda line: None) if quiet else say
     with StopFlag() as stop:
         with console.status("loading weights"):
-            policy = following_policy(source, log=log)
+            place = {"device": device, "num_threads": num_threads}
+            place = {name: value for name, value in place.items() if value is not None}
+            policy = following_policy(source, log=log, place=place)
         server = PolicyServer(policy, token=token, log=log)
         address = server.listen(host, port)
         with policy:

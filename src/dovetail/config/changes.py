@@ -21,9 +21,12 @@ __all__ = ["CHANGES_NAME", "changeable", "check_changes", "read_changes", "write
 CHANGES_NAME = "changes.json"
 
 
+_OF_PLUGINS = ("policy.device", "policy.num_threads")  # the models of plugins are not known here
+
+
 def changeable(model: type[Config] = RunConfig) -> list[str]:
     """The settings that may change, such as `run.env_steps`."""
-    return list(_changeable(model, ""))
+    return [*_changeable(model, ""), *(_OF_PLUGINS if model is RunConfig else ())]
 
 
 def check_changes(changes: Mapping[str, Any]) -> None:

@@ -15,7 +15,7 @@ import os
 import secrets
 import shutil
 import stat
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from io import BufferedReader
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -24,6 +24,7 @@ from dovetail.core.errors import StoreError
 
 __all__ = [
     "MAX_JSON_BYTES",
+    "Data",
     "MissingError",
     "check_file",
     "check_folder",
@@ -48,6 +49,8 @@ __all__ = [
     "writer",
 ]
 
+Data = bytes | bytearray | Sequence[memoryview]  # blocks of bytes: a file is their content, one after another
+
 TEMPORARY = ".tmp"  # inside the store, so that a rename stays on one filesystem
 
 MAX_JSON_BYTES = 4 << 20  # parsed JSON can take 20 times its size
@@ -59,8 +62,15 @@ class MissingError(StoreError):
     """An expected file does not exist: never written, lost or pruned."""
 
 
-def sha256(data: bytes | bytearray) -> str:
-    return hashlib.sha256(data).hexdigest()
+def sha256(data: Data) -> str:
+    digest = hashlib.sha256()
+    for block in _blocks(data):
+        digest.update(block)
+    return digest.hexdigest()
+
+
+def _blocks(data: Data) -> Iterable[bytes | bytearray | memoryview]:
+    return (data,) if isinstance(data, (bytes, bytearray)) else data
 
 
 def sha256_file(path: Path) -> str:
@@ -100,17 +110,18 @@ def make_folder(folder: Path) -> None:
         fsync_folder(each.parent)
 
 
-def write_file(path: Path, data: bytes, *, mode: int = 0o666) -> None:
+def write_file(path: Path, data: Data, *, mode: int = 0o666) -> None:
     """Write durably and in pieces, because one large write in the kernel can delay a real-time process."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW
     with open(path, "wb", buffering=0, opener=lambda name, _: os.open(name, flags, mode)) as file:
-        rest = memoryview(data)
-        while rest:
-            rest = rest[file.write(rest[:_PIECE]) :]
+        for block in _blocks(data):
+            rest = memoryview(block)
+            while rest:
+                rest = rest[file.write(rest[:_PIECE]) :]
         os.fsync(file.fileno())
 
 
-def write_atomic(path: Path, data: bytes, *, mode: int = 0o666) -> None:
+def write_atomic(path: Path, data: Data, *, mode: int = 0o666) -> None:
     """Replace a file atomically and durably: readers see the old file or the new one. The umask restricts `mode`."""
     beside = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
     try:

@@ -421,7 +421,7 @@ class SampleRequest:
     rows: Mapping[View, int]
     window: Window = field(default_factory=Window)
     next_observations: bool = True  # needed for bootstrapping
-    prompts: bool = False  # the task's text as `prompt` [B, 256] (core.prompts)
+    prompts: bool = False  # the task's text as `prompt` [B, L] (core.prompts)
     achieved: bool = False  # achieved actions as `achieved` (core.achieved)
     when_empty: View | None = None  # sampled instead of an empty view
     waits: bool = False
@@ -432,7 +432,8 @@ class SampleRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WeightSnapshot:
-    """A version of the weights: named components, each a mapping of arrays, with their hashes."""
+    """A version of the weights: named components, each a mapping of arrays, with their hashes. Arrays keep the type of the
+    weights: see `core/bfloat16.py`."""
 
     version: int
     components: Mapping[str, Mapping[str, Array]]

@@ -15,7 +15,7 @@ from torch import Tensor
 from dovetail.core.achieved import measures_achieved
 from dovetail.core.contracts import ReplayReader
 from dovetail.core.errors import UsageError
-from dovetail.core.prompts import PROMPT_BYTES
+from dovetail.core.prompts import MAX_PROMPT_BYTES, PROMPT_BYTES, prompt_width
 from dovetail.core.specs import RobotSpec
 from dovetail.core.types import Array, SampleRequest, View
 from dovetail.policies.embodiments.canonical_space import EMBODIMENT
@@ -50,7 +50,7 @@ def batch_arrays(request: SampleRequest, robot: RobotSpec) -> dict[str, Array]:
         arrays["embodiment"] = np.zeros(num_rows, np.int64)
         arrays["action_mask"] = np.zeros((num_rows, *robot.action.shape), np.bool_)
     if request.prompts:
-        arrays["prompt"] = np.zeros((num_rows, PROMPT_BYTES), np.uint8)
+        arrays["prompt"] = np.zeros((num_rows, MAX_PROMPT_BYTES), np.uint8)
     if chunk:
         arrays["action/mask"] = np.zeros((num_rows, *chunk), np.bool_)
     for key in request.observation_keys:
@@ -204,11 +204,17 @@ class _Slot:
         self._batch = TensorDict(tensors, batch_size=[len(next(iter(arrays.values())))])
         self._device = device
         self._copied = torch.cuda.Event() if pinned else None  # type: ignore[no-untyped-call]
+        self._prompt_width = PROMPT_BYTES
 
     def to_device(self) -> TensorDict:
+        whole = self._batch
+        if "prompt" in self.arrays:  # as wide as the longest so far
+            self._prompt_width = max(self._prompt_width, prompt_width(self.arrays["prompt"]))
+            whole = whole.copy()
+            whole["prompt"] = self._batch["prompt"][:, : self._prompt_width]
         if self._copied is None:
-            return self._batch
-        batch = self._batch.to(self._device, non_blocking=True)
+            return whole
+        batch = whole.to(self._device, non_blocking=True)
         self._copied.record()
         return batch
 

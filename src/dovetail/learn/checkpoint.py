@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import safetensors.numpy
-
-from dovetail.core.disk import MAX_JSON_BYTES, dump_json, load_json, make_folder, read_file, write_atomic
+from dovetail.core.disk import MAX_JSON_BYTES, dump_json, load_json, make_folder, read_file, sha256, write_atomic
 from dovetail.core.errors import CheckpointError, StoreError
-from dovetail.core.tensor_files import read_tensors
+from dovetail.core.tensor_files import read_tensors, tensor_blocks
 from dovetail.core.types import Array
 
 __all__ = ["checkpoint_facts", "load_checkpoint", "save_checkpoint"]
@@ -27,8 +24,8 @@ def save_checkpoint(folder: Path, state: Mapping[str, Array], *, facts: Mapping[
 
     Each folder has one writer, so temporary files in it are from a killed process and are removed.
     """
-    data = safetensors.numpy.save({name: value.copy() for name, value in state.items()})
-    digest = hashlib.sha256(data).hexdigest()
+    data = tensor_blocks(state)
+    digest = sha256(data)
     name = f"state-{digest[:16]}.safetensors"
     manifest = {"schema": SCHEMA, "file": name, "sha256": digest, **facts}
     try:

@@ -13,7 +13,7 @@ __all__ = ["CudaGraphs", "Update", "to_floats"]
 _NUM_PLAIN = 3  # calls before the capture, in which libraries and optimizers initialize themselves
 
 Metrics = Mapping[str, Tensor | float]
-Variant = tuple[tuple[str, bool], ...]
+Variant = tuple[tuple[str, object], ...]
 Update = Callable[..., Metrics]  # update(batch, **variant)
 
 
@@ -28,8 +28,8 @@ class _Captured(NamedTuple):
 class CudaGraphs:
     """`graphs(update, batch, **variant)` returns the metrics of `update(batch, **variant)`, by replay from the fourth call.
 
-    Each variant has its own graph. An update may only change tensors in place, draw from `generator` only, and must not
-    synchronize with the GPU.
+    Each variant and each set of shapes has its own graph. An update may only change tensors in place, draw from `generator`
+    only, and must not synchronize with the GPU.
     """
 
     def __init__(self, generator: torch.Generator) -> None:
@@ -40,7 +40,7 @@ class CudaGraphs:
         self._captured: dict[Variant, _Captured] = {}
 
     def __call__(self, update: Update, batch: Mapping[str, Tensor], **variant: bool) -> dict[str, float]:
-        key = tuple(variant.items())
+        key = (*variant.items(), *((name, tensor.shape) for name, tensor in batch.items()))
         if key not in self._captured:
             self._num_calls[key] = self._num_calls.get(key, 0) + 1
             if self._num_calls[key] <= _NUM_PLAIN:

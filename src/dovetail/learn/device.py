@@ -1,13 +1,12 @@
-"""Choose the device for the learner's networks, batches and random numbers."""
+"""The device of a learner's networks."""
 
 from __future__ import annotations
 
 import torch
 
-from dovetail.policies.device import find_device
 from dovetail.policies.trainable import TrainablePolicy
 
-__all__ = ["device_of", "find_device"]
+__all__ = ["device_of"]
 
 
 def device_of(policy: TrainablePolicy) -> torch.device:

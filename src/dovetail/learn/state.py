@@ -11,7 +11,7 @@ from torch import nn
 
 from dovetail.core.errors import CheckpointError, StoreError
 from dovetail.core.types import Array, WeightSnapshot
-from dovetail.policies.arrays import fill_module, sharded_like, to_numpy
+from dovetail.policies.arrays import fill_module, sharded_like, to_numpy, to_tensor
 from dovetail.policies.trainable import TrainablePolicy
 
 __all__ = [
@@ -48,7 +48,7 @@ def load_optimizer(name: str, optimizer: torch.optim.Optimizer, state: Mapping[s
     slots: dict[int, dict[str, torch.Tensor]] = {}
     for key, value in _below(f"optimizer/{name}", state).items():
         index, slot = key.split("/")
-        tensor, parameter = _tensor(value), parameters[int(index)]
+        tensor, parameter = to_tensor(value), parameters[int(index)]
         if tensor.shape == parameter.shape:
             tensor = sharded_like(tensor, parameter)
         slots.setdefault(int(index), {})[slot] = tensor
@@ -93,7 +93,3 @@ def raise_checkpoint_errors(algorithm: str) -> Iterator[None]:
 
 def _below(prefix: str, state: Mapping[str, Array]) -> dict[str, Array]:
     return {key[len(prefix) + 1 :]: value for key, value in state.items() if key.startswith(prefix + "/")}
-
-
-def _tensor(value: Array) -> torch.Tensor:
-    return torch.from_numpy(np.array(value))

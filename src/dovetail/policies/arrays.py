@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Protocol, runtime_checkable
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from dovetail.core.bfloat16 import BFLOAT16
+from dovetail.core.disk import sha256
+from dovetail.core.tensor_files import tensor_blocks
 from dovetail.core.types import Array
 
-__all__ = ["fill_module", "sharded_like", "to_numpy", "whole"]
+__all__ = ["fill_module", "module_digest", "sharded_like", "stage_module", "to_numpy", "to_tensor", "whole"]
 
 
 @runtime_checkable
@@ -28,8 +31,28 @@ def whole(tensor: Tensor) -> Tensor:
 
 def to_numpy(tensor: Tensor) -> Array:
     """A copy, gathered from all ranks if the tensor is sharded."""
-    array: Array = whole(tensor).detach().cpu().numpy().copy()
+    return _viewed(whole(tensor)).copy()
+
+
+def module_digest(module: nn.Module) -> str:
+    """The sha256 of a module's safetensors file. A module on the CPU is not copied."""
+    return sha256(tensor_blocks({key: _viewed(value) for key, value in module.state_dict().items()}))
+
+
+def _viewed(tensor: Tensor) -> Array:
+    """The memory of a tensor on the CPU; a copy of one on a GPU."""
+    local = tensor.detach().cpu()
+    if local.dtype == torch.bfloat16:
+        return local.view(torch.int16).numpy().view(BFLOAT16)
+    array: Array = local.numpy()
     return array
+
+
+def to_tensor(array: Array) -> Tensor:
+    """A copy on the CPU, of the same type."""
+    if array.dtype == BFLOAT16:
+        return torch.from_numpy(np.array(array.view(np.int16))).view(torch.bfloat16)
+    return torch.from_numpy(np.array(array))
 
 
 def sharded_like(tensor: Tensor, example: Tensor) -> Tensor:
@@ -43,9 +66,32 @@ def sharded_like(tensor: Tensor, example: Tensor) -> Tensor:
     return distribute_tensor(tensor, example.device_mesh, example.placements, src_data_rank=None)
 
 
+def stage_module(module: nn.Module, arrays: Mapping[str, Array], device: torch.device) -> Callable[[], None]:
+    """Copy new weights to a module's device. The result puts them into use; delete it soon, it then holds the old ones.
+
+    On a CPU it exchanges memory. On a GPU it copies, because CUDA graphs know the addresses of the weights."""
+    present = module.state_dict(keep_vars=True)
+    # on a GPU, a stream of its own: actions do not wait for these copies
+    stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
+    with torch.cuda.stream(stream):
+        staged = {key: to_tensor(arrays[key]).to(device, value.dtype) for key, value in present.items()}
+    if stream is not None:
+        stream.synchronize()
+
+    def use() -> None:
+        for key, value in present.items():
+            if stream is None:
+                value.data, staged[key] = staged[key], value.data
+            else:
+                value.data.copy_(staged[key])
+                staged[key].record_stream(torch.cuda.current_stream(device))  # its memory is free after that
+
+    return use
+
+
 def fill_module(module: nn.Module, arrays: Mapping[str, Array]) -> None:
     """Load the complete `state_dict` of a module, sharded or not."""
-    tensors = {key: torch.from_numpy(np.array(value)) for key, value in arrays.items()}
+    tensors = {key: to_tensor(value) for key, value in arrays.items()}
     state = module.state_dict()
     if not any(isinstance(value, _Sharded) for value in state.values()):
         module.load_state_dict(tensors)

@@ -10,11 +10,15 @@ import numpy as np
 import torch
 from torch import Generator, Tensor, nn
 
+from dovetail.core.bfloat16 import all_finite
+from dovetail.core.disk import sha256
 from dovetail.core.errors import SpecMismatch, StoreError, UsageError, did_you_mean
+from dovetail.core.frozen_base import base_reference, check_base, referenced_base
 from dovetail.core.images import resize_images
 from dovetail.core.specs import ArraySpec, PolicySpec, RobotSpec
+from dovetail.core.tensor_files import tensor_blocks
 from dovetail.core.types import ActContext, ActionChunk, Array, WeightSnapshot
-from dovetail.policies.arrays import fill_module, to_numpy
+from dovetail.policies.arrays import fill_module, module_digest, stage_module, to_numpy
 from dovetail.policies.components import (
     NORMALIZER,
     ComponentConfig,
@@ -42,7 +46,7 @@ class NetworkPolicy(ABC):
     """Common half of the Policy and TrainablePolicy contracts.
 
     A subclass provides its networks as `components`. Its `act` computes normalized actions from `features`, and `_chunk`
-    converts them to the robot's units.
+    converts them to the robot's units. A subclass that overrides `load` overrides `stage` too.
     """
 
     axis_masks: AxisMasks | None = None  # set by a policy that wraps this one for several arms
@@ -65,6 +69,7 @@ class NetworkPolicy(ABC):
         self._normalizer = Normalizer({key: s.shape[0] for key, s in spec.observation.items() if not s.is_picture})
         self._limits: dict[torch.device, Tensor] = {}
         self._version = 0
+        self._bases: dict[str, str] = {}  # sha256 of each frozen component that came from a checkpoint
         self._device = torch.device("cpu")
 
     @property
@@ -228,9 +233,16 @@ class NetworkPolicy(ABC):
     def weights(self, components: Mapping[str, nn.Module] | None = None) -> Mapping[str, Mapping[str, Array]]:
         modules = components or self.components
         return {
-            **{name: {k: to_numpy(v) for k, v in m.state_dict().items()} for name, m in modules.items()},
+            **{
+                name: base_reference(self._bases[name]) if name in self._bases else _arrays(module)
+                for name, module in modules.items()
+            },
             NORMALIZER: self._normalizer.to_arrays(),
         }
+
+    def component_arrays(self, name: str) -> Mapping[str, Array]:
+        """The arrays of one component, also of a frozen one, which `weights` refers to by its hash."""
+        return self._normalizer.to_arrays() if name == NORMALIZER else _arrays(self.components[name])
 
     @property
     def component_configs(self) -> Mapping[str, ComponentConfig]:
@@ -259,17 +271,46 @@ class NetworkPolicy(ABC):
         for name, module in self.components.items():
             if self._is_frozen(name):
                 module.requires_grad_(False).eval()  # eval: running statistics must not change either
+                if name in sources:
+                    self._bases[name] = module_digest(module)
 
     def load(self, snapshot: WeightSnapshot) -> None:
+        self._check_snapshot(snapshot)
+        for name in self._expected_shapes().keys() - self._bases.keys():
+            self._set_component(name, snapshot.components[name])
+        self._version = snapshot.version
+
+    def stage(self, snapshot: WeightSnapshot) -> Callable[[], None]:
+        """See StagesWeights. Frozen components stay where they are."""
+        self._check_snapshot(snapshot)
+        trained = [
+            stage_module(module, snapshot.components[name], self._device)
+            for name, module in self.components.items()
+            if name not in self._bases
+        ]
+
+        def use() -> None:
+            for use_component in trained:
+                use_component()
+            self._normalizer.load_arrays(snapshot.components[NORMALIZER])
+            self._version = snapshot.version
+
+        return use
+
+    def _check_snapshot(self, snapshot: WeightSnapshot) -> None:
+        """Raise StoreError if it does not fit."""
         misfit = f"weights version {snapshot.version} do not fit policy '{self._spec.name}': "
         expected = self._expected_shapes()
         for name, shapes in expected.items():
             if name not in snapshot.components:
                 raise StoreError(f"{misfit}component '{name}' is missing")
-            _check_fit(snapshot.components[name], name, shapes, misfit=misfit)
-        for name in expected:  # after all checks, so that an error changes nothing
-            self._set_component(name, snapshot.components[name])
-        self._version = snapshot.version
+            arrays = snapshot.components[name]
+            if (digest := referenced_base(arrays)) is not None:
+                check_base(digest, self._bases.get(name), component=name, misfit=misfit)
+                continue
+            _check_fit(arrays, name, shapes, misfit=misfit)
+            if name in self._bases:  # published before versions referred to frozen components
+                check_base(sha256(tensor_blocks(arrays)), self._bases[name], component=name, misfit=misfit)
 
     def _is_frozen(self, name: str) -> bool:
         return name in self._component_configs and self._component_configs[name].is_frozen(name)
@@ -286,6 +327,10 @@ class NetworkPolicy(ABC):
             self._normalizer.load_arrays(arrays)
         else:
             fill_module(self.components[name], arrays)
+
+
+def _arrays(module: nn.Module) -> dict[str, Array]:
+    return {key: to_numpy(value) for key, value in module.state_dict().items()}
 
 
 def policy_spec(
@@ -352,5 +397,5 @@ def _check_fit(
     for name, value in arrays.items():
         if value.shape != expected[name]:
             raise StoreError(f"{misfit}{component}/{name} is {value.shape}, should be {expected[name]}")
-        if not np.isfinite(value).all():
+        if not all_finite(value):
             raise StoreError(f"{misfit}{component}/{name} holds non-finite numbers; not loaded")

@@ -27,6 +27,7 @@ __all__ = [
     "ComponentConfig",
     "NetworkPolicyConfig",
     "ObservationStatistics",
+    "TorchPolicyConfig",
     "check_component_names",
     "trainable_components",
 ]
@@ -56,7 +57,17 @@ class ObservationStatistics(Config):
     """Standard deviation of each value."""
 
 
-class NetworkPolicyConfig(Config):
+class TorchPolicyConfig(Config):
+    """Where a policy computes its actions. The top-level `device` is where it learns."""
+
+    device: str = Field(default="cpu", pattern=r"^(cpu|auto|cuda(:\d+)?)$")
+    """Where it computes actions, on the robot's machine or that of `dovetail serve`. Auto: the first GPU, or the CPU if
+    there is none. The top-level `device` is where it learns."""
+    num_threads: int = Field(default=1, ge=1, le=256)
+    """CPU threads of the process that computes actions. More than its free cores make it slower."""
+
+
+class NetworkPolicyConfig(TorchPolicyConfig):
     """The settings that all policies made of networks have."""
 
     BASIC: ClassVar[Collection[str]] = ("inputs",)

@@ -1,4 +1,4 @@
-"""The device that a setting names."""
+"""Choose the device of networks, batches and random numbers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ __all__ = ["find_device"]
 
 
 def find_device(name: str, *, setting: str = "device") -> torch.device:
-    """Return `cpu`, `cuda` or `cuda:1`; for `auto`, a GPU if there is one. Raise UsageError for a missing GPU."""
+    """Return `cpu`, `cuda` or `cuda:1`; for `auto`, a GPU if there is one. Raise UsageError for a missing GPU; the message
+    names the setting."""
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if name == "auto":
         return torch.device("cuda", 0) if count else torch.device("cpu")

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from dovetail.core.errors import UsageError
-from dovetail.core.prompts import PROMPT_BYTES, encode_prompt
+from dovetail.core.prompts import MAX_PROMPT_BYTES, encode_prompt
 from dovetail.core.specs import PolicySpec
 from dovetail.core.types import Array
 
@@ -47,8 +47,15 @@ def check_inputs(observations: Mapping[str, Array], spec: PolicySpec) -> dict[st
             inputs[name] = value
     if spec.prompted:
         prompt = observations.get("prompt")
-        if prompt is None or prompt.dtype != np.uint8 or prompt.shape[1:] != (PROMPT_BYTES,):
-            raise UsageError(f"policy '{spec.name}' needs the task prompt as 'prompt', uint8[B, {PROMPT_BYTES}]")
+        if (
+            prompt is None
+            or prompt.dtype != np.uint8
+            or prompt.ndim != 2
+            or not 1 <= prompt.shape[1] <= MAX_PROMPT_BYTES
+        ):
+            raise UsageError(
+                f"policy '{spec.name}' needs the task prompt as 'prompt', uint8[B, L] with L up to {MAX_PROMPT_BYTES}"
+            )
         inputs["prompt"] = prompt
     if len({len(value) for value in inputs.values()}) != 1:
         raise UsageError("observations differ in their number of rows")

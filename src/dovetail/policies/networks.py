@@ -170,7 +170,7 @@ class DenoisingMLP(nn.Module):
 
 
 class PromptEncoder(nn.Module):
-    """Encodes a task prompt, uint8 [N, 256] padded with zeros -> [N, num_features]: the mean of the learned embeddings of
+    """Encodes a task prompt, uint8 [N, L] padded with zeros -> [N, num_features]: the mean of the learned embeddings of
     its byte trigrams, hashed into buckets. Prompts with common words are similar from the start."""
 
     NUM_BUCKETS = 2048

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from dovetail.core.bfloat16 import as_float32
 from dovetail.core.types import Array
 
 __all__ = ["CLIP", "MIN_STD", "Normalizer"]
@@ -62,5 +63,5 @@ class Normalizer:
     def load_arrays(self, arrays: Mapping[str, Array]) -> None:
         self._gpu_copies.clear()
         for key in self.mean:
-            self.mean[key] = np.array(arrays[f"mean/{key}"], np.float32)
-            self.std[key] = np.array(arrays[f"std/{key}"], np.float32)
+            self.mean[key] = as_float32(arrays[f"mean/{key}"])
+            self.std[key] = as_float32(arrays[f"std/{key}"])

@@ -13,7 +13,7 @@ from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
 from dovetail.config.model import Config
 from dovetail.core.errors import did_you_mean
-from dovetail.policies.components import NetworkPolicyConfig
+from dovetail.policies.components import NetworkPolicyConfig, TorchPolicyConfig
 from dovetail.policies.embodiments.canonical_space import EmbodimentConfig
 
 __all__ = [
@@ -236,9 +236,18 @@ class InnerPolicy:
         return {"type": "object", "properties": {"type": {"enum": list(_INNER)}}, "required": ["type"]}
 
 
-class SharedConfig(Config):
+class SharedConfig(TorchPolicyConfig):
     policy: InnerPolicy
     """The inner policy: its type and settings. Its inputs and history use the canonical keys below."""
     embodiments: dict[str, EmbodimentConfig] = Field(default_factory=dict)
     """The arms, by the robot's name or embodiment. Include arms that will come later, because the sizes follow from all.
     Empty: the arms of the run."""
+
+    @model_validator(mode="after")
+    def _check_place(self) -> Self:
+        inner = self.policy.config
+        if inner.device != "cpu" or inner.num_threads != 1:
+            raise ValueError(
+                "device and num_threads belong to the shared policy: set policy.device, not policy.policy.device"
+            )
+        return self

@@ -49,7 +49,8 @@ class TrainablePolicy(Policy, Protocol):
     def normalize_actions(self, actions: Tensor) -> Tensor: ...
 
     def weights(self, components: Mapping[str, nn.Module] | None = None) -> Mapping[str, Mapping[str, Array]]:
-        """All arrays that an actor needs, from the policy's components or from other `components` of the same shape."""
+        """All arrays that an actor needs, from the policy's components or from other `components` of the same shape.
+        A frozen component that came from a checkpoint is only its hash (`core/frozen_base.py`), so it is not copied."""
 
 
 @runtime_checkable

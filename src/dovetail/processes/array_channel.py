@@ -8,10 +8,8 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
-import numpy as np
-import safetensors
-import safetensors.numpy
-
+from dovetail.core.errors import StoreError
+from dovetail.core.tensor_files import parse_tensors, tensor_blocks
 from dovetail.core.types import Array
 from dovetail.processes.channel import ChannelClosed, SocketEnd, parse_message
 from dovetail.processes.wakeup import wait_for
@@ -28,11 +26,11 @@ class ArrayChannel(SocketEnd):
 
     def send(self, message: Mapping[str, Any], arrays: Mapping[str, Array] = _NO_ARRAYS) -> None:
         text = json.dumps(message).encode()
-        # safetensors writes memory as it is, so it must be contiguous
-        data = safetensors.numpy.save({name: np.asarray(array, order="C") for name, array in arrays.items()})
+        blocks = tensor_blocks(arrays)
         try:
-            self._socket.sendall(_LENGTHS.pack(len(text), len(data)) + text)
-            self._socket.sendall(data)
+            self._socket.sendall(_LENGTHS.pack(len(text), sum(map(len, blocks))) + text)
+            for block in blocks:
+                self._socket.sendall(block)
         except OSError as error:
             raise ChannelClosed from error
 
@@ -45,10 +43,9 @@ class ArrayChannel(SocketEnd):
         text_size, data_size = _LENGTHS.unpack(self._read(_LENGTHS.size))
         message = parse_message(self._read(text_size))
         try:
-            arrays = safetensors.numpy.load(bytes(self._read(data_size)))
-        except (safetensors.SafetensorError, KeyError, ValueError) as error:  # not a message of ours
+            return message, parse_tensors(self._read(data_size), name="a message")
+        except StoreError as error:  # not a message of ours
             raise ChannelClosed from error
-        return message, {name: np.array(array) for name, array in arrays.items()}  # copies: those are read-only
 
     def _read(self, num_bytes: int) -> bytearray:
         """Read so many bytes. Memory is allocated in pieces, as the data arrives."""

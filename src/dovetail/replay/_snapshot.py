@@ -128,7 +128,7 @@ class Snapshot:
         return steps
 
     def prompts(self, rows: Array) -> Array:
-        """Return the task prompt of each row's episode, uint8 [B, 256]."""
+        """Return the prompt record of each row's episode, uint8 [B, 256]: see `PromptFiles`."""
         if self._by_row is None:
             order = np.argsort(self.spans["row"])
             self._by_row = self.spans["row"][order], self.owners[order]

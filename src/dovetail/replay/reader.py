@@ -14,9 +14,10 @@ from pathlib import Path
 import numpy as np
 
 from dovetail.core.errors import StoreError, UsageError, did_you_mean
-from dovetail.core.prompts import PROMPT_BYTES
+from dovetail.core.prompts import MAX_PROMPT_BYTES
 from dovetail.core.types import Array, View, Window
 from dovetail.replay._layout import Layout
+from dovetail.replay._prompts import PromptFiles
 from dovetail.replay._reader_files import CopyThreads, ReaderFiles
 from dovetail.replay._rings import fence
 from dovetail.replay._snapshot import Snapshot, check_view
@@ -33,6 +34,7 @@ class MappedReplayReader:
 
     def __init__(self, folder: Path, *, num_threads: int = 2) -> None:
         self._folder = folder
+        self._prompts = PromptFiles(folder)
         self._copy_threads = CopyThreads(num_threads)
         self._state: tuple[ReaderFiles, Snapshot] | None = None  # replaced together
 
@@ -63,7 +65,7 @@ class MappedReplayReader:
                     into, rows, window, head_row=snapshot.head_row, copy_threads=self._copy_threads
                 )
                 if "prompt" in into:
-                    into["prompt"][:] = snapshot.prompts(rows)
+                    self._prompts.read(snapshot.prompts(rows), into["prompt"])
                 fence()
                 if files.counters["relabels"] == relabels and files.none_overwritten(oldest):
                     return
@@ -133,7 +135,7 @@ def _expected(name: str, window: Window, layout: Layout) -> tuple[tuple[int, ...
     if name in ("reward", "discount"):
         return (), np.dtype(np.float32)
     if name == "prompt":
-        return (PROMPT_BYTES,), np.dtype(np.uint8)
+        return (MAX_PROMPT_BYTES,), np.dtype(np.uint8)
     side, _, key = name.partition("/")
     ticks = window.history.get(key)
     if side in ("observation", "next"):

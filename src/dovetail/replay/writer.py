@@ -24,7 +24,6 @@ import numpy as np
 
 from dovetail.core.errors import StoreError, UsageError
 from dovetail.core.images import seen_robot
-from dovetail.core.prompts import encode_prompt
 from dovetail.core.specs import RobotSpec
 from dovetail.core.types import Array, Episode, EpisodeStart, Labels, Purpose, Segment
 from dovetail.replay._added_ids import BEGUN, DROPPED, AddedIds
@@ -38,6 +37,7 @@ from dovetail.replay._blocks import (
 )
 from dovetail.replay._checks import check_labels, check_same_robot, check_segment, check_start
 from dovetail.replay._layout import Layout, low_dimensional
+from dovetail.replay._prompts import PromptFiles
 from dovetail.replay._rings import fence
 from dovetail.replay._writer_files import NO_ROW, WriterFiles, WriterLock
 
@@ -65,6 +65,7 @@ class MappedReplayWriter:
         self._lock: WriterLock | None = None
         self._files: WriterFiles | None = None
         self._added_ids = AddedIds(folder / "seen.bin")
+        self._prompts = PromptFiles(folder)
         self._numbers: dict[str, int] = {}  # of the stored episodes, oldest first
         self._num_demo_rows = 0
         self.reset_reason: str | None = None
@@ -272,7 +273,7 @@ class MappedReplayWriter:
         start = dataclasses.replace(start, robot=seen_robot(start.robot, self._image_size))
         check_same_robot(files.layout.robot, start, keys=files.layout.keys)
         number = self._numbers.get(start.id)
-        record = _new_record(files, start) if number is None else files.record("episodes", number)
+        record = _new_record(files, start, self._prompts) if number is None else files.record("episodes", number)
         num_held = int(record["num_rows"][0])
         if number is not None and record["finished"][0]:
             if labels is not None and not record["labels"][0]:  # finished but not labeled yet
@@ -417,14 +418,14 @@ class MappedReplayWriter:
         )
 
 
-def _new_record(files: WriterFiles, start: EpisodeStart) -> Array:
+def _new_record(files: WriterFiles, start: EpisodeStart, prompts: PromptFiles) -> Array:
     record = files.empty_record("episodes")
     record["id"], record["robot"], record["task"] = (
         start.id.encode(),
         start.robot.name.encode(),
         start.task.encode(),
     )
-    record["prompt"] = encode_prompt(start.prompt).tobytes()
+    record["prompt"] = prompts.store(start.prompt)
     record["demo"] = start.purpose is Purpose.DEMO
     return record
 

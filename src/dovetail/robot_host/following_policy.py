@@ -7,8 +7,8 @@ import time
 from collections.abc import Callable, Mapping
 from types import TracebackType
 
-import numpy as np
-
+from dovetail.core.abilities import StagesWeights
+from dovetail.core.bfloat16 import all_finite
 from dovetail.core.contracts import Policy, WeightStore
 from dovetail.core.errors import StoreError
 from dovetail.core.specs import PolicySpec
@@ -20,7 +20,8 @@ POLL_S = 0.5
 
 
 class FollowingPolicy:
-    """Two equal policies: one acts while newer weights are loaded into the other, then the two are swapped.
+    """A policy that stages newer weights while it acts, and then swaps them (`StagesWeights`). A policy without that ability
+    is built twice: one acts while newer weights are loaded into the other, then the two are swapped.
 
     Any thread may call `act`; calls run one after another. Inside `with`, a thread polls `store` for new versions;
     without a store the weights never change. Weights that do not load, or contain NaN, are reported once to
@@ -37,7 +38,8 @@ class FollowingPolicy:
         on_problem: Callable[[str], None] | None = None,
     ) -> None:
         self._acting = make()
-        self._spare = make() if store is not None else None
+        needs_spare = store is not None and not isinstance(self._acting, StagesWeights)
+        self._spare = make() if needs_spare else None
         self._store, self._log, self._on_problem = store, log, on_problem or log
         if snapshot is not None:
             _load(self._acting, snapshot)
@@ -75,24 +77,37 @@ class FollowingPolicy:
 
     def refresh(self) -> bool:
         """Load the newest weights if they are newer. Only one thread may call this."""
-        if self._store is None or self._spare is None:
+        if self._store is None:
             return False
         began_s = time.perf_counter()
         snapshot = self._store.latest(newer_than=self._seen)
         if snapshot is None:
             return False
         self._seen = snapshot.version  # also if they are refused: a second try would fail too
-        with self._lock:
-            pass  # wait for a call that still uses the policy that is now spare
-        _load(self._spare, snapshot)
+        use = self._stage(snapshot)
         loaded_s = time.perf_counter()
         with self._lock:
             taken_s = time.perf_counter()
-            self._acting, self._spare = self._spare, self._acting
+            use()
             self._swap_s = max(self._swap_s, time.perf_counter() - taken_s)
         self._load_s = max(self._load_s, loaded_s - began_s)
         self._num_swaps += 1
         return True
+
+    def _stage(self, snapshot: WeightSnapshot) -> Callable[[], None]:
+        """Prepare new weights; the result puts them into use."""
+        if isinstance(self._acting, StagesWeights):
+            return self._acting.stage(snapshot)
+        assert self._spare is not None
+        with self._lock:
+            pass  # wait for a call that still uses the policy that is now spare
+        _load(self._spare, snapshot)
+
+        def swap() -> None:
+            assert self._spare is not None
+            self._acting, self._spare = self._spare, self._acting
+
+        return swap
 
     def telemetry(self) -> dict[str, float]:
         """Number of weight updates, the longest load, and the longest delay of an action by a swap."""
@@ -132,7 +147,7 @@ class FollowingPolicy:
 def _load(policy: Policy, snapshot: WeightSnapshot) -> None:
     for component, arrays in snapshot.components.items():
         for name, array in arrays.items():
-            if array.dtype.kind == "f" and not np.isfinite(array).all():
+            if not all_finite(array):
                 raise StoreError(
                     f"weights version {snapshot.version}: {component}/{name} is not finite; not loaded"
                 )

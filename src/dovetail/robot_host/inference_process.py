@@ -18,7 +18,7 @@ from dovetail.core.specs import RobotSpec
 from dovetail.processes.wakeup import WakeupReader, WakeupWriter, wait_for
 from dovetail.robot_host.following_policy import FollowingPolicy
 from dovetail.robot_host.process_main import ProcessContext
-from dovetail.runs.assembly.policy_components import build_policy
+from dovetail.runs.assembly.policy_components import build_acting_policy
 from dovetail.weights.store import DiskWeightStore
 
 __all__ = ["run"]
@@ -32,7 +32,7 @@ def run(context: ProcessContext) -> None:
 
     def make() -> Policy:
         components = Path(settings["components"]) if settings["components"] else None
-        return build_policy(section, robot=robot, seed=settings["seed"], components=components)
+        return build_acting_policy(section, robot=robot, seed=settings["seed"], components=components)
 
     store = DiskWeightStore(settings["follow"]) if settings["follow"] else None
     requests = WakeupReader(context.descriptors["request"])

@@ -30,8 +30,9 @@ from dovetail.core.errors import RunFolderError, StoreError
 from dovetail.episodes.spool import Spool
 from dovetail.runs.contents import check_run_folder
 
-__all__ = ["RunFolder", "read_events"]
+__all__ = ["COMPONENTS", "RunFolder", "read_events"]
 
+COMPONENTS = "parts"  # copies of the components that a policy started from
 _EVENTS = "events.jsonl"
 _AFTER = "evaluations/after.json"
 _CONTINUES = {"demos", "env_steps", "eval_episodes", "stop_when_solved"}  # a finished run continues if one changes
@@ -142,7 +143,7 @@ class RunFolder:
 
     @property
     def components(self) -> Path:
-        return self.path / "parts"
+        return self.path / COMPONENTS
 
     @property
     def checkpoints(self) -> Path:

@@ -112,6 +112,11 @@ class PairedPlayer:
         if contender.number not in self._snapshots:
             snapshot = contender.read_snapshot(assembly)
             if snapshot is not None:
-                check_size(contender.config.policy, robot=assembly.robot.spec, snapshot=snapshot)
+                check_size(
+                    contender.config.policy,
+                    robot=assembly.robot.spec,
+                    snapshot=snapshot,
+                    components=contender.components,
+                )
             self._snapshots[contender.number] = snapshot
         return self._snapshots[contender.number]

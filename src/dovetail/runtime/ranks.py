@@ -34,10 +34,10 @@ from dovetail.core.streams import stream
 from dovetail.core.types import Array, SampleRequest
 from dovetail.learn.batches import Batches
 from dovetail.learn.data_parallel import DataParallel
-from dovetail.learn.device import find_device
 from dovetail.learn.finite import SkippedUpdate
 from dovetail.learn.memory import keep_freed_memory
 from dovetail.learn.setup import set_up
+from dovetail.policies.device import find_device
 from dovetail.processes.channel import ChannelClosed
 from dovetail.processes.child import WorkerProcess, run_worker
 from dovetail.processes.temp_folder import LockedTempFolder

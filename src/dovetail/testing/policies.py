@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 
+from dovetail.core.abilities import StagesWeights
 from dovetail.core.contracts import Policy
 from dovetail.core.prompts import encode_prompt
 from dovetail.core.specs import ArraySpec, PolicySpec
@@ -43,11 +44,34 @@ def check_policy(
     _check_masks(policy, rng)
     if snapshot is not None:
         policy.load(snapshot)
-        version = policy.act(random_inputs(spec, rng, batch=1), _STILL).policy_version
+        inputs = random_inputs(spec, rng, batch=1)
+        loaded = policy.act(inputs, _STILL)
         expect(
-            version == snapshot.version,
-            f"after load() of version {snapshot.version}, chunks have version {version}",
+            loaded.policy_version == snapshot.version,
+            f"after load() of version {snapshot.version}, chunks have version {loaded.policy_version}",
         )
+        other = make_policy()
+        if isinstance(other, StagesWeights):
+            _check_staging(other, snapshot, inputs, loaded)
+
+
+def _check_staging(
+    policy: StagesWeights, snapshot: WeightSnapshot, inputs: dict[str, Array], loaded: ActionChunk
+) -> None:
+    """Staged weights change nothing until they are put into use, and then act as loaded ones."""
+    assert isinstance(policy, Policy)
+    before = policy.act(inputs, _STILL)
+    use = policy.stage(snapshot)
+    expect(
+        np.array_equal(policy.act(inputs, _STILL).actions, before.actions),
+        "stage() changed the actions: only its result may put the new weights into use",
+    )
+    use()
+    staged = policy.act(inputs, _STILL)
+    expect(
+        np.array_equal(staged.actions, loaded.actions) and staged.policy_version == loaded.policy_version,
+        "staged weights act in another way than loaded ones: a policy that overrides load() overrides stage() too",
+    )
 
 
 def random_inputs(spec: PolicySpec, rng: np.random.Generator, *, batch: int) -> dict[str, Array]:

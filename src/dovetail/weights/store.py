@@ -17,12 +17,9 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
-import numpy as np
-import safetensors
-import safetensors.numpy
-
 from dovetail.core.disk import (
     MAX_JSON_BYTES,
+    Data,
     MissingError,
     dump_json,
     fsync_folder,
@@ -34,7 +31,7 @@ from dovetail.core.disk import (
     writer,
 )
 from dovetail.core.errors import StoreError, UsageError
-from dovetail.core.tensor_files import read_tensors
+from dovetail.core.tensor_files import read_tensors, tensor_blocks
 from dovetail.core.types import Array, WeightSnapshot
 
 __all__ = ["DiskWeightStore"]
@@ -61,9 +58,9 @@ class DiskWeightStore:
         not change are not written again. `version` may skip numbers that were published elsewhere."""
         if not components:
             raise UsageError("cannot publish weights without components")
-        blobs = {name: _serialize(name, arrays) for name, arrays in components.items()}
+        files = {name: tensor_blocks(arrays, prefix=f"{name}/") for name, arrays in components.items()}
         with writer(self._folder) as temporary:
-            hashes = {name: self._store(blob, temporary) for name, blob in blobs.items()}
+            hashes = {name: self._store(file, temporary) for name, file in files.items()}
             newest = max(self.versions(), default=0)
             version = newest + 1 if version is None else version
             if version <= newest:
@@ -170,9 +167,9 @@ class DiskWeightStore:
         self._verified.add(digest)
         return arrays
 
-    def _store(self, blob: bytes, temporary: Path) -> str:
+    def _store(self, file: Data, temporary: Path) -> str:
         """Write a component unless it exists. The first time, an existing file is verified."""
-        digest = sha256(blob)
+        digest = sha256(file)
         path = self._blob(digest)
         if path.exists():
             if digest in self._verified:
@@ -182,11 +179,11 @@ class DiskWeightStore:
                 self._verified.add(digest)
                 return digest
         self._components.mkdir(exist_ok=True)
-        self._replace(path, blob, temporary)
+        self._replace(path, file, temporary)
         self._verified.add(digest)
         return digest
 
-    def _replace(self, path: Path, data: bytes, temporary: Path) -> None:
+    def _replace(self, path: Path, data: Data, temporary: Path) -> None:
         staged = temporary / path.name
         write_file(staged, data)
         os.replace(staged, path)
@@ -210,18 +207,3 @@ class DiskWeightStore:
             if path.suffix == ".safetensors" and path.stem not in used:
                 path.unlink()
                 self._verified.discard(path.stem)
-
-
-def _serialize(component: str, arrays: Mapping[str, Array]) -> bytes:
-    plain: dict[str, Array] = {}
-    for name, array in arrays.items():
-        if array.dtype.kind not in "fiub":
-            raise UsageError(
-                f"weights '{component}/{name}' are {array.dtype}, but only plain numbers can be published"
-            )
-        # safetensors writes raw memory, so a transposed array would be read back scrambled
-        plain[name] = np.array(array, order="C", copy=True)
-    try:
-        return safetensors.numpy.save(plain)
-    except safetensors.SafetensorError as error:
-        raise UsageError(f"cannot publish weights '{component}': {error}") from error

@@ -128,7 +128,7 @@ def test_it_acts_in_closed_loop_on_a_simulated_task(folder, mode):
 
 def test_device_and_execution_that_do_not_exist_are_refused(folder, robot):
     if not torch.cuda.is_available():
-        with pytest.raises(UsageError, match=r"policy\.device=cuda:7, but torch sees 0 GPUs"):
+        with pytest.raises(UsageError, match=r"policy\.device is 'cuda:7', but torch finds no GPUs"):
             make_policy(folder, robot, device="cuda:7").warmup()
     with pytest.raises(UsageError, match="execution=graph needs a GPU"):
         make_policy(folder, robot, execution="graph").warmup()

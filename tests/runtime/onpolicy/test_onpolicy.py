@@ -14,6 +14,7 @@ import torch
 from dovetail.config.load import load
 from dovetail.core.clock import RealClock
 from dovetail.core.errors import FailureError, Interrupted, UsageError
+from dovetail.core.frozen_base import referenced_base
 from dovetail.core.types import Purpose
 from dovetail.episodes.log import EpisodeLog
 from dovetail.learn.algorithms.ppo import PPO
@@ -314,6 +315,19 @@ def test_waiting_for_a_rollout_has_a_timeout(config):
         collector.collect()
     collector.close()
     assert collector.process.popen.returncode is not None
+
+
+@pytest.mark.parametrize("asynchronous", ["true", "false"])
+def test_frozen_component_is_read_by_the_collector(make, tmp_path, asynchronous):
+    source = tmp_path / "weights"
+    DiskWeightStore(source).publish(make().policy_weights())
+    training = make(
+        f"algorithm.asynchronous={asynchronous}",
+        f"policy.components.actor.checkpoint={source}",
+        "policy.components.actor.frozen=true",
+    )
+    assert training.step() is not None
+    assert referenced_base(training.policy_weights()["actor"]) is not None
 
 
 def test_stop_request_ends_the_wait_for_a_rollout(make):

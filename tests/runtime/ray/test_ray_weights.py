@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
+from dovetail.core.bfloat16 import BFLOAT16
 from dovetail.core.types import Array
 from dovetail.runtime.ray.roles import weights
 from dovetail.runtime.ray.roles.weights import (
@@ -123,7 +124,7 @@ def test_weights_of_a_dead_owner_are_not_returned(fake: FakeRay) -> None:
 @given(arrays.arrays(np.float32, st.integers(0, 20), elements=st.floats(width=32)))
 def test_packed_floats_are_bfloat16(values: Array) -> None:
     name, half = _packed("w", values, half=True)
-    assert half.dtype == np.uint16
+    assert half.dtype == BFLOAT16
     key, back = _unpacked(name, half)
     assert key == "w"
     expected = torch.from_numpy(values.copy()).to(torch.bfloat16).to(torch.float32).numpy()

@@ -7,10 +7,15 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+import torch
+
 from dovetail.core.types import Purpose
 from dovetail.episodes.log import EpisodeLog
 from dovetail.labels.store import LabelStore
 from dovetail.weights.store import DiskWeightStore
+from support import TESTS
+from support.reporting_policy import read_reports
 from support.toy_run import TOY
 
 
@@ -47,3 +52,19 @@ def test_whole_run_and_its_resume(tmp_path: Path) -> None:
     assert again.returncode == 0, again.stderr[-2000:]
     assert json.loads((run / "report.json").read_text())["updates"] == updates
     assert len(log.ids()) == len(infos)
+
+
+@pytest.mark.extended
+def test_arm_on_ray_computes_where_it_should(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(TESTS))
+    report = tmp_path / "report"
+    policy = f"policy: {{type: 'support.reporting_policy:ReportingPolicy', report: {report}, device: auto, num_threads: 2}}"
+    (tmp_path / "toy.yaml").write_text(TOY.replace("policy: {type: gaussian_mlp, hidden: [32, 32]}", policy))
+    arguments = ("runtime=ray", "run.demos=1", "run.env_steps=1", "--name", "r", "--quiet")
+    done = dovetail("run", "toy.yaml", *arguments, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr[-2000:]
+    expected = "cuda:0" if torch.cuda.is_available() else "cpu"
+    assert {(each["moved_to"], each["num_threads"]) for each in read_reports(report)} == {(expected, 2)}
+    again = dovetail("run", "toy.yaml", "policy.device=cuda:99", *arguments[:-3], "--name", "s", cwd=tmp_path)
+    assert again.returncode == 2 and "policy.device is 'cuda:99'" in again.stderr
+    assert not (tmp_path / "runs" / "s").exists()

@@ -43,6 +43,7 @@ from dovetail.core.abilities.policies import (
     LearnsByImitation,
     MovesToDevice,
     NamesCheckpoint,
+    StagesWeights,
     WrapsCanonicalPolicy,
 )
 from dovetail.core.abilities.robots import (
@@ -57,6 +58,7 @@ from dovetail.core.abilities.robots import (
     UsesBuffers,
 )
 from dovetail.core.abilities.settings import (
+    ConfiguresDevice,
     ConfiguresFrameRate,
     ConfiguresImages,
     ConfiguresImageSize,
@@ -94,6 +96,7 @@ __all__ = [
     "ChecksMetrics",
     "ChecksRobot",
     "Closes",
+    "ConfiguresDevice",
     "ConfiguresFrameRate",
     "ConfiguresImageSize",
     "ConfiguresImages",
@@ -142,6 +145,7 @@ __all__ = [
     "RewardsAtEnd",
     "Shards",
     "SlowLabeler",
+    "StagesWeights",
     "StopConnection",
     "TakesOverPart",
     "UsesBuffers",

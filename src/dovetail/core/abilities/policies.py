@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol, runtime_checkable
 
 from dovetail.core.specs import ArraySpec, RobotSpec
-from dovetail.core.types import Array
+from dovetail.core.types import Array, WeightSnapshot
 
 __all__ = [
     "BringsWeights",
@@ -16,6 +16,7 @@ __all__ = [
     "LearnsByImitation",
     "MovesToDevice",
     "NamesCheckpoint",
+    "StagesWeights",
     "WrapsCanonicalPolicy",
 ]
 
@@ -64,6 +65,16 @@ class MovesToDevice(Protocol):
     """A policy that can compute on another device than the CPU."""
 
     def to(self, device: Any) -> Any: ...
+
+
+@runtime_checkable
+class StagesWeights(Protocol):
+    """A policy that takes new weights while it acts. What is frozen is in memory once, what is trained twice."""
+
+    def stage(self, snapshot: WeightSnapshot) -> Callable[[], None]:
+        """Check new weights and bring them to the policy's device; another thread may call `act` meanwhile.
+
+        The result puts them into use. It takes less than a millisecond on a CPU and must not run during `act`."""
 
 
 @runtime_checkable

@@ -6,6 +6,7 @@ from collections.abc import Collection
 from typing import Any, Protocol, runtime_checkable
 
 __all__ = [
+    "ConfiguresDevice",
     "ConfiguresFrameRate",
     "ConfiguresImageSize",
     "ConfiguresImages",
@@ -45,6 +46,14 @@ class IdentifiesArm(Protocol):
     @property
     def arm_ids(self) -> Collection[str]:
         """One for each arm, equal in all configs that drive it, whatever their other settings; such as its address."""
+
+
+@runtime_checkable
+class ConfiguresDevice(Protocol):
+    """Settings of a policy that say where it computes actions."""
+
+    device: str
+    num_threads: int
 
 
 @runtime_checkable

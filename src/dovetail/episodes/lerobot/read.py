@@ -24,6 +24,7 @@ from PIL import Image
 from dovetail.core.clock import NS_PER_S
 from dovetail.core.disk import open_file, parse_json
 from dovetail.core.errors import SpecMismatch, StoreError, UsageError
+from dovetail.core.prompts import MAX_PROMPT_BYTES
 from dovetail.core.specs import RobotSpec, match
 from dovetail.core.types import Array, Episode, Labels, Observation, Outcome, Purpose, Segment, Source
 from dovetail.episodes._frames import MAX_PIXELS
@@ -39,7 +40,6 @@ from dovetail.episodes.lerobot._video import read_frames
 
 __all__ = ["Dataset", "RateMismatch", "open_dataset"]
 
-MAX_PROMPT_CHARS = 10_000
 _COUNTERS = ("index", "episode_index", "task_index")  # change when datasets are merged or split
 
 
@@ -288,11 +288,19 @@ class Dataset:
     def _prompt(self, index: int, table: pa.Table) -> str:
         named = self._rows[index].get("tasks")
         if named:
-            return str(named[0])[:MAX_PROMPT_CHARS]
+            return self._checked_prompt(str(named[0]), index)
         number = int(self._numbers(table, "task_index").reshape(-1)[0])
         if number not in self._tasks:
             raise StoreError(f"{self._meta.root}: there is no task {number}")
-        return str(self._tasks[number])[:MAX_PROMPT_CHARS]
+        return self._checked_prompt(str(self._tasks[number]), index)
+
+    def _checked_prompt(self, prompt: str, index: int) -> str:
+        if len(prompt.encode()) > MAX_PROMPT_BYTES:
+            raise StoreError(
+                f"{self._meta.root}: the prompt of episode {index} has {len(prompt.encode())} bytes, but at most "
+                f"{MAX_PROMPT_BYTES} are allowed. Shorten it in the dataset's tasks"
+            )
+        return prompt
 
     def _content(self, table: pa.Table, prompt: str) -> str:
         return _content_digest(table, prompt=prompt, features=self._meta.features)

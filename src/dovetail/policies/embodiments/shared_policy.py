@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import numpy as np
 import torch
@@ -38,6 +38,7 @@ from dovetail.policies.flows.flow import Flow
 from dovetail.policies.flows.flow_actor import FlowActor
 from dovetail.policies.gaussian_mlp import GaussianMLP
 from dovetail.policies.normalizer import CLIP, MIN_STD, Normalizer
+from dovetail.policies.random_draws import normal
 from dovetail.policies.settings import InnerPolicy, SharedConfig
 
 __all__ = ["CanonicalPolicy", "InnerPolicy", "SharedConfig", "SharedPolicy"]
@@ -82,6 +83,10 @@ class CanonicalPolicy(NetworkPolicy):
     def components(self) -> Mapping[str, nn.Module]:
         return self._inner.components
 
+    def to(self, device: torch.device) -> Self:
+        self._inner.to(device)
+        return super().to(device)
+
     @property
     def num_features(self) -> int:
         return self._inner.num_features
@@ -110,7 +115,7 @@ class CanonicalPolicy(NetworkPolicy):
         rows = observations[EMBODIMENT].argmax(-1)
         inputs = dict(observations)
         for key, masks in self.canonical_space.observation_masks.items():
-            mask = torch.from_numpy(masks)[rows]
+            mask = torch.from_numpy(masks).to(rows.device)[rows]
             inputs[_mask_key(key)] = mask.float()
             values = self._normalizer.normalize(key, observations[key], rows)
             inputs[key] = torch.where(_like(mask, values), values, 0.0)
@@ -153,11 +158,18 @@ class SharedPolicy:
     def warmup(self) -> None:
         NetworkPolicy.warmup(self)  # type: ignore[arg-type]
 
+    def to(self, device: torch.device) -> Self:
+        self.canonical.to(device)
+        return self
+
     def reset(self) -> None:
         self.canonical.reset()
 
     def load(self, snapshot: WeightSnapshot) -> None:
         self.canonical.load(snapshot)
+
+    def stage(self, snapshot: WeightSnapshot) -> Callable[[], None]:
+        return self.canonical.stage(snapshot)
 
     # ---- TrainablePolicy: torch
 
@@ -174,6 +186,9 @@ class SharedPolicy:
 
     def weights(self, components: Mapping[str, nn.Module] | None = None) -> Mapping[str, Mapping[str, Array]]:
         return self.canonical.weights(components)
+
+    def component_arrays(self, name: str) -> Mapping[str, Array]:
+        return self.canonical.component_arrays(name)
 
     def fit_normalizer(self, columns: Mapping[str, Array]) -> None:
         padded = {
@@ -206,20 +221,23 @@ class SharedPolicy:
         return self.canonical.imitation_loss(features, padded, mask, generator=generator)
 
     def normalize_actions(self, actions: Tensor) -> Tensor:
-        return ((actions - self._center) / self._scale).clamp(-1.0, 1.0)
+        center, scale = self._center.to(actions.device), self._scale.to(actions.device)
+        return ((actions - center) / scale).clamp(-1.0, 1.0)
 
     def _pad(self, observations: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The arm's observations in the canonical space."""
-        num_rows = len(next(iter(observations.values())))
-        padded = {EMBODIMENT: torch.from_numpy(self.arm.one_hot).expand(num_rows, -1)}
+        some = next(iter(observations.values()))
+        num_rows, device = len(some), some.device
+        padded = {EMBODIMENT: torch.from_numpy(self.arm.one_hot).to(device).expand(num_rows, -1)}
         for key, spec in self.canonical.spec.observation.items():
             if key == EMBODIMENT:
                 continue
             num_ticks, own_key = self.canonical.spec.history.get(key), self._keys.get(key)
             if own_key is None:  # this arm has no such observation
-                padded[key] = torch.zeros((num_rows, *((num_ticks,) if num_ticks else ()), *spec.shape))
+                shape = (num_rows, *((num_ticks,) if num_ticks else ()), *spec.shape)
+                padded[key] = torch.zeros(shape, device=device)
                 if num_ticks:
-                    padded[f"{key}/mask"] = torch.zeros((num_rows, num_ticks), dtype=torch.bool)
+                    padded[f"{key}/mask"] = torch.zeros((num_rows, num_ticks), dtype=torch.bool, device=device)
                 continue
             values = observations[own_key]
             missing = 0 if spec.is_picture else spec.shape[0] - values.shape[-1]
@@ -241,16 +259,16 @@ class _AxisMasks:
         return features[:, : len(self._masks)].argmax(-1)
 
     def masks(self, features: Tensor) -> Tensor:
-        return self._masks[self.rows(features)]
+        return self._masks.to(features.device)[self.rows(features)]
 
     def randn(self, features: Tensor, shape: tuple[int, ...], generator: Generator | None) -> Tensor:
         """Noise [..., A]. If all rows are of one arm, its noise does not depend on the number of canonical axes."""
         rows = self.rows(features)
         if bool((rows != rows[0]).any()):
-            return torch.randn(shape, generator=generator)
-        axes = self._masks[rows[0]].nonzero()[:, 0]
-        noise = torch.zeros(shape)
-        noise[..., axes] = torch.randn((*shape[:-1], len(axes)), generator=generator)
+            return normal(shape, generator=generator, device=features.device)
+        axes = self._masks[int(rows[0])].nonzero()[:, 0].to(features.device)
+        noise = torch.zeros(shape, device=features.device)
+        noise[..., axes] = normal((*shape[:-1], len(axes)), generator=generator, device=features.device)
         return noise
 
 
@@ -279,7 +297,7 @@ class _EmbodimentNormalizer(Normalizer):
 
     def normalize(self, key: str, values: Tensor, rows: Tensor) -> Tensor:
         """`rows` [B] is the embodiment of each row."""
-        mean, std = (torch.from_numpy(statistic[key])[rows] for statistic in (self.mean, self.std))
+        mean, std = (torch.from_numpy(each[key]).to(rows.device)[rows] for each in (self.mean, self.std))
         return ((values - _like(mean, values)) / _like(std, values)).clamp(-CLIP, CLIP)
 
 

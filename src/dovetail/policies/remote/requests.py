@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from dovetail.core.errors import UsageError
-from dovetail.core.prompts import PROMPT_BYTES
+from dovetail.core.prompts import MAX_PROMPT_BYTES
 from dovetail.core.specs import PolicySpec
 from dovetail.core.types import ActContext, ActionChunk, Array
 from dovetail.policies.inputs import check_inputs
@@ -27,7 +27,7 @@ _PREFIX = "context/prefix"
 
 def max_request_bytes(spec: PolicySpec) -> int:
     """Limit for the arrays of a request: MAX_ROWS rows, each with a prefix of up to 4 horizons in float64."""
-    row = 4 * spec.horizon * math.prod(spec.action.shape) * 8 + PROMPT_BYTES
+    row = 4 * spec.horizon * math.prod(spec.action.shape) * 8 + (MAX_PROMPT_BYTES if spec.prompted else 0)
     for key, array in spec.observation.items():
         row += spec.history.get(key, 1) * (math.prod(array.shape) * np.dtype(array.dtype).itemsize + 1)
     return min(MAX_ROWS * row, MAX_BODY)

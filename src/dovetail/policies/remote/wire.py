@@ -18,6 +18,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 
+from dovetail.core.bfloat16 import BFLOAT16, dtype_name
 from dovetail.core.errors import PolicyError
 from dovetail.core.types import Array
 
@@ -47,7 +48,7 @@ DTYPES = {
         *("bool", "float16", "float32", "float64"),
         *(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)),
     )
-}
+} | {"bfloat16": BFLOAT16}
 
 
 class WireError(PolicyError):
@@ -77,10 +78,11 @@ def encode(message: Message) -> bytes:
     """A message as a frame. Arrays are sent in C order."""
     descriptions, blobs = [], []
     for name, array in message.arrays.items():
-        if array.dtype.name not in DTYPES:
+        dtype = dtype_name(array.dtype)
+        if dtype not in DTYPES:
             raise WireError(f"array '{name}' is {array.dtype}, but only plain numbers can be sent")
-        descriptions.append({"name": name, "dtype": array.dtype.name, "shape": list(array.shape)})
-        blobs.append(array.astype(DTYPES[array.dtype.name], copy=False).tobytes())
+        descriptions.append({"name": name, "dtype": dtype, "shape": list(array.shape)})
+        blobs.append(array.astype(DTYPES[dtype], copy=False).tobytes())
     content = {"kind": message.kind, "fields": dict(message.fields), "arrays": descriptions}
     header = json.dumps(content, allow_nan=False).encode()
     size = sum(map(len, blobs))

@@ -17,6 +17,7 @@ from dovetail.core.errors import SpecMismatch, UsageError
 from dovetail.core.prompts import decode_prompt
 from dovetail.core.specs import PolicySpec, RobotSpec
 from dovetail.core.types import ActContext, ActionChunk, Array, WeightSnapshot
+from dovetail.policies.device import find_device
 from dovetail.policies.flows.guidance import prefix_weights
 from dovetail.policies.inputs import check_inputs, zero_inputs
 from dovetail.policies.random_draws import normal, seeded_generator
@@ -156,15 +157,7 @@ class VlaPolicy:
 
     @cached_property
     def _device(self) -> torch.device:
-        name = self._config.device
-        if name == "auto":
-            return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-        device = torch.device(name)
-        if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-            raise UsageError(
-                f"policy.device={name}, but torch sees {torch.cuda.device_count()} GPUs. Set policy.device=cpu or auto"
-            )
-        return device
+        return find_device(self._config.device, setting="policy.device")
 
     @cached_property
     def _tokenizer(self) -> PromptTokenizer:

@@ -7,8 +7,7 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
-from dovetail.config.model import Config
-from dovetail.policies.components import ComponentConfig, NetworkPolicyConfig
+from dovetail.policies.components import ComponentConfig, NetworkPolicyConfig, TorchPolicyConfig
 from dovetail.policies.settings import GuidanceConfig
 
 __all__ = ["MODEL", "Pi0Config", "Pi05Config", "SmolVLAConfig", "UserModelConfig", "VlaConfig"]
@@ -16,7 +15,7 @@ __all__ = ["MODEL", "Pi0Config", "Pi05Config", "SmolVLAConfig", "UserModelConfig
 MODEL = "model"  # the component with the weights of a user's model
 
 
-class VlaConfig(Config):
+class VlaConfig(TorchPolicyConfig):
     BASIC: ClassVar[Collection[str]] = ("checkpoint", "images", "state", "device")
     preferred_image_size: ClassVar[int]  # the policy pads to a square by itself
 
@@ -92,8 +91,6 @@ class UserModelConfig(NetworkPolicyConfig):
     """Give the model the task's prompt."""
     action_units: Literal["normalized", "robot"] = "normalized"
     """Units of the model's actions: from -1 to 1 between the robot's limits, or those of the robot."""
-    device: str = Field(default="cpu", pattern=r"^(cpu|auto|cuda(:\d+)?)$")
-    """Where it acts. Auto: the first GPU, or the CPU if there is none. Where it learns: the run's `device`."""
 
     @property
     def all_components(self) -> dict[str, ComponentConfig]:

@@ -28,6 +28,7 @@ from dovetail.core.clock import SimulatedClock
 from dovetail.core.contracts import Actor, Algorithm, Clock, Labeler, Operator, Policy, Replay, Task
 from dovetail.core.errors import LabelError, UsageError
 from dovetail.core.figures import EpisodeScore
+from dovetail.core.prompts import encode_prompt
 from dovetail.core.specs import PolicySpec, RobotSpec, match
 from dovetail.core.types import Episode, Outcome, Purpose
 from dovetail.episodes.spool import Spool
@@ -35,10 +36,10 @@ from dovetail.human.axes import known_kinematics
 from dovetail.human.browser import ConsoleControl
 from dovetail.human.selections import driven_parts
 from dovetail.labels.chain import LabelerChain
-from dovetail.learn.device import find_device
 from dovetail.learn.setup import set_up
 from dovetail.live.emergency import EmergencyStopCheck
 from dovetail.live.link import LiveLink
+from dovetail.policies.device import find_device
 from dovetail.policies.trainable import ExplainsAbilities, TrainablePolicy
 from dovetail.rewards.early_success import check_success_detection, make_success_detection
 from dovetail.robot_host.arm_lock import ArmLock
@@ -51,7 +52,7 @@ from dovetail.robot_host.stop_watch import StopWatch
 from dovetail.robots.safety import SafeRobot
 from dovetail.runs.assembly.camera_rates import max_camera_fps
 from dovetail.runs.assembly.operators import console_config
-from dovetail.runs.assembly.policy_components import build_policy
+from dovetail.runs.assembly.policy_components import build_acting_policy, build_policy, check_device
 from dovetail.runs.assembly.policy_rate import policy_robot
 from dovetail.runs.assembly.seen_images import image_size
 from dovetail.runs.assembly.stop_devices import StopDevices
@@ -107,11 +108,17 @@ class Assembly:
         return policy_robot(self.config, self.robot.spec)
 
     def policy(self) -> Policy:
-        """A new, untrained policy that fits robot and task."""
-        robot = self.policy_robot
-        policy = build_policy(
-            self.config.policy, robot=robot, seed=self.config.run.seed, components=self.components
-        )
+        """A new, untrained policy that fits robot and task, on the device where it acts."""
+        return self._fitting(build_acting_policy)
+
+    def policy_spec(self) -> PolicySpec:
+        """The spec of `policy`. Raise an error if it does not fit or its device is missing."""
+        check_device(self.config.policy)
+        return self._fitting(build_policy).spec
+
+    def _fitting(self, build: Callable[..., Policy]) -> Policy:
+        robot, config = self.policy_robot, self.config
+        policy = build(config.policy, robot=robot, seed=config.run.seed, components=self.components)
         match(robot, policy=policy.spec, task=self.task.spec)
         return policy
 
@@ -172,6 +179,7 @@ class Assembly:
         `actor.swap_weights` allows it. The policy is untrained until `load`.
         """
         config = self.config.actor.config
+        check_device(self.config.policy)  # before the arm moves, even for demonstrations
         self._lock_arm()
         if isinstance(config, ConfiguresLayout) and config.layout == "processes":
             host = self._host(spool, weights)
@@ -263,7 +271,7 @@ class Assembly:
             layout = board_layout(
                 self.config.actor.config,
                 robot=self.robot.spec,
-                policy=self.policy().spec,
+                policy=self.policy_spec(),
                 extras=extras,
                 max_fps=max_camera_fps(self.config),
             )
@@ -283,7 +291,7 @@ class Assembly:
             self._hosts[folder] = RobotHost(
                 self.config,
                 workcell=self.workcell,
-                policy=self.policy().spec,
+                policy=self.policy_spec(),
                 spool=folder,
                 weights=weights,
                 components=self.components,
@@ -352,6 +360,7 @@ def build_assembly(
         operator=config.operator,
         early_devices=early_devices,
     )
+    encode_prompt(workcell.task.prompt)  # raises if it is too long
     link = live(workcell.robot.spec) if live is not None else None
     if link is not None:
         link.open()

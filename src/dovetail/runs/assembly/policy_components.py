@@ -10,20 +10,29 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Protocol, cast, runtime_checkable
 
-import safetensors.numpy
-
 from dovetail.config.schema import PluginSection
+from dovetail.core.abilities import ConfiguresDevice, MovesToDevice
+from dovetail.core.bfloat16 import BFLOAT16, from_bfloat16
 from dovetail.core.contracts import Policy
 from dovetail.core.disk import read_file, write_atomic
 from dovetail.core.errors import StoreError, UsageError, did_you_mean
+from dovetail.core.frozen_base import referenced_base
 from dovetail.core.specs import RobotSpec
-from dovetail.core.tensor_files import read_tensors
+from dovetail.core.tensor_files import read_tensors, tensor_blocks
 from dovetail.core.types import Array, WeightSnapshot
 from dovetail.policies.components import NetworkPolicyConfig
 from dovetail.policies.vla.settings import MODEL, UserModelConfig
+from dovetail.runs.folder import COMPONENTS
 from dovetail.weights.store import DiskWeightStore
 
-__all__ = ["build_policy", "check_size", "read_component", "save_components"]
+__all__ = [
+    "build_acting_policy",
+    "build_policy",
+    "check_device",
+    "check_size",
+    "read_component",
+    "save_components",
+]
 
 _VERSION = re.compile(r"v(\d{8,})\.json")
 _MAX_EXTRA_BYTES = 128 << 20  # of components that are not in the weights, such as a frozen encoder
@@ -55,7 +64,7 @@ class _HasComponents(Protocol):
 
     def load_components(self, read: Callable[[str, str], Mapping[str, Array]]) -> None: ...
 
-    def weights(self) -> Mapping[str, Mapping[str, Array]]: ...
+    def component_arrays(self, name: str) -> Mapping[str, Array]: ...
 
 
 def build_policy(section: PluginSection, *, robot: RobotSpec, seed: int, components: Path | None = None) -> Policy:
@@ -74,7 +83,33 @@ def build_policy(section: PluginSection, *, robot: RobotSpec, seed: int, compone
     return cast(Policy, policy)
 
 
-def check_size(section: PluginSection, *, robot: RobotSpec, snapshot: WeightSnapshot) -> None:
+def build_acting_policy(
+    section: PluginSection, *, robot: RobotSpec, seed: int, components: Path | None = None
+) -> Policy:
+    """A new policy that computes where `policy.device` says. Sets the number of CPU threads of this process."""
+    device = check_device(section)
+    policy = build_policy(section, robot=robot, seed=seed, components=components)
+    if isinstance(section.config, ConfiguresDevice):
+        import torch
+
+        torch.set_num_threads(section.config.num_threads)
+        if isinstance(policy, MovesToDevice):  # others read the setting themselves
+            policy.to(device)
+    return policy
+
+
+def check_device(section: PluginSection) -> Any:
+    """The torch device of a policy that acts; None for one that computes elsewhere. Raise UsageError if it is missing."""
+    if not isinstance(section.config, ConfiguresDevice):
+        return None
+    from dovetail.policies.device import find_device
+
+    return find_device(section.config.device, setting="policy.device")
+
+
+def check_size(
+    section: PluginSection, *, robot: RobotSpec, snapshot: WeightSnapshot, components: Path | None = None
+) -> None:
     """Raise StoreError if a policy is far larger than the weights that it shall load, before memory is allocated for it.
 
     The config of a run folder may come from an untrusted source."""
@@ -88,6 +123,9 @@ def check_size(section: PluginSection, *, robot: RobotSpec, snapshot: WeightSnap
         return
     needed = sum(p.numel() * p.element_size() for part in policy.components.values() for p in part.parameters())
     stored = sum(array.nbytes for arrays in snapshot.components.values() for array in arrays.values())
+    for name in snapshot.components:  # frozen ones are in a file of the run
+        if components is not None and (copy := _copy_path(components, name)).is_file():
+            stored += copy.stat().st_size
     if needed > 2 * stored + _MAX_EXTRA_BYTES:
         raise StoreError(
             f"policy '{section.type}' has {needed >> 20} MB of parameters, but its weights have {stored >> 20} MB: the "
@@ -102,12 +140,29 @@ def save_components(policy: object, folder: Path) -> None:
         if config.checkpoint is not None and not _copy_path(folder, name).is_file():
             assert isinstance(policy, _HasComponents)
             folder.mkdir(parents=True, exist_ok=True)
-            write_atomic(_copy_path(folder, name), safetensors.numpy.save(dict(policy.weights()[name])))
+            write_atomic(_copy_path(folder, name), tensor_blocks(policy.component_arrays(name)))
 
 
 def read_component(path: Path, name: str) -> Mapping[str, Array]:
     """The arrays of one component, from a run, its weights, one version, a checkpoint, LeRobot's folder or a separate
     file."""
+    found = _read_component(path, name)
+    digest = referenced_base(found)
+    return found if digest is None else _frozen_copy(path, name, digest)
+
+
+def _frozen_copy(path: Path, name: str, digest: str) -> Mapping[str, Array]:
+    """The copy that a run keeps of a frozen component, from any path in the run's folder."""
+    for folder in (path, *path.absolute().parents[:3]):
+        if (copy := _copy_path(folder / COMPONENTS, name)).is_file():
+            return read_tensors(copy, checksum=digest)
+    raise StoreError(
+        f"{path} has component '{name}' only by its sha256 ({digest[:12]}), because it was frozen, and its run has no "
+        f"copy in {COMPONENTS}/. Name the checkpoint that it came from"
+    )
+
+
+def _read_component(path: Path, name: str) -> Mapping[str, Array]:
     where = f"policy.components.{name}.checkpoint" if name != MODEL else "policy.checkpoint"
     if (path / "weights").is_dir():
         path = path / "weights"
@@ -121,14 +176,14 @@ def read_component(path: Path, name: str) -> Mapping[str, Array]:
 
         return open_folder(path).component(name)
     if any((path / file).is_file() for file in _MODEL_FILES):
-        return _published_model(path)
+        return _widened(_published_model(path), name)
     if not path.is_file():
         what = "holds no weights" if path.is_dir() else "does not exist"
         raise UsageError(f"{where}: {path} {what}. Name a run, its weights or checkpoint, or a safetensors file")
     if named := _VERSION.fullmatch(path.name):
         return _published(path.parent, int(named[1]), name)
     if path.suffix == ".safetensors":
-        return _component_of(read_tensors(path, widen_bf16=True), name, path)
+        return _widened(_component_of(read_tensors(path), name, path), name)
     if path.suffix in (".pth", ".pt"):
         from dovetail.policies.torch_files import read_torch_file
 
@@ -149,8 +204,15 @@ def _published_model(folder: Path) -> Mapping[str, Array]:
 
     arrays: dict[str, Array] = {}
     for path in WeightFiles(folder).paths:
-        arrays |= read_tensors(path, widen_bf16=True)
+        arrays |= read_tensors(path)
     return arrays
+
+
+def _widened(arrays: Mapping[str, Array], name: str) -> Mapping[str, Array]:
+    """A user's model has float32 parameters; bfloat16 becomes float32, which is exact."""
+    if name != MODEL:
+        return arrays
+    return {key: from_bfloat16(value) if value.dtype == BFLOAT16 else value for key, value in arrays.items()}
 
 
 def _published(folder: Path, version: int, name: str) -> Mapping[str, Array]:

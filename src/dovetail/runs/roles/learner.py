@@ -10,8 +10,8 @@ from dovetail.core.contracts import Algorithm, ReplayReader
 from dovetail.core.streams import stream
 from dovetail.core.types import Array, WeightSnapshot
 from dovetail.learn.algorithms.imitation import Imitation, ImitationConfig
-from dovetail.learn.device import find_device
 from dovetail.learn.learner import Learner
+from dovetail.policies.device import find_device
 from dovetail.policies.trainable import TrainablePolicy
 from dovetail.runs.assembly.fleet import Fleet
 from dovetail.runs.assembly.policy_components import save_components
@@ -69,6 +69,7 @@ class RunLearner:
     def clone(self, *, on_update: Callable[[], None] = lambda: None) -> int:
         """Clone the demonstrations with a new policy; return the version of its weights."""
         policy, config = self._fleet().trainable(), self._config
+        save_components(policy, self._folder.components)  # before versions that refer to them
         policy.fit_normalizer(self._store.demonstrated())
         algorithm = Imitation(ImitationConfig(), policy=policy, seed=config.run.seed)
         learner = self.make_learner(algorithm, policy, stream_name="cloning")

@@ -16,7 +16,8 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
-from typing import Any
+from pathlib import Path
+from typing import Any, cast
 
 from dovetail.config.safety import SafetyConfig
 from dovetail.config.schema import PluginSection, RunConfig
@@ -27,6 +28,7 @@ from dovetail.policies.trainable import ValuedPolicy
 from dovetail.processes.array_channel import ArrayChannel
 from dovetail.processes.channel import ChannelClosed
 from dovetail.processes.child import WorkerProcess, run_worker
+from dovetail.runs.assembly.policy_components import build_acting_policy
 from dovetail.runs.assembly.workcell import build_workcell
 from dovetail.runs.folder import RunFolder
 from dovetail.runtime.onpolicy.recording import Recording
@@ -59,6 +61,7 @@ def collector_settings(
         "cameras": {name: section.to_plain() for name, section in config.cameras.items()},
         "policy": config.policy.to_plain(),
         "safety": config.safety.model_dump(mode="json"),
+        "components": str(folder.components.absolute()) if folder is not None else None,
         "seed": config.run.seed,
         "rollouts": asdict(rollouts),
         "num_rollouts": num_rollouts,
@@ -76,10 +79,13 @@ def build_collector(settings: Mapping[str, Any], worlds: Mapping[str, Array]) ->
         build_workcell(task=sections.get("task"), robot=sections["robot"], cameras=cameras, safety=safety)
         for _ in range(rollouts.num_envs)
     ]
-    policy: ValuedPolicy = sections["policy"].build(robot=workcells[0].robot.spec, seed=seed)
+    components = Path(settings["components"]) if settings["components"] else None
+    policy = build_acting_policy(
+        sections["policy"], robot=workcells[0].robot.spec, seed=seed, components=components
+    )
     return Collector(
         workcells,
-        policy=policy,
+        policy=cast(ValuedPolicy, policy),
         num_steps=rollouts.num_steps,
         seed=seed,
         num_rollouts=settings["num_rollouts"],
@@ -155,7 +161,7 @@ def _collect_rollouts(channel: ArrayChannel) -> None:
     """The work of the collector process."""
     import torch
 
-    torch.set_num_threads(1)
+    torch.set_num_threads(1)  # policy.num_threads may allow more
     settings, worlds = channel.receive()
     collector = build_collector(settings, worlds)
     max_staleness, version = settings["rollouts"]["max_staleness"], -1

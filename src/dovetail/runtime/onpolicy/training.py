@@ -23,9 +23,9 @@ from dovetail.core.abilities import ConfiguresNormalization, NeedsVerdict
 from dovetail.core.errors import CheckpointError, FailureError, UsageError
 from dovetail.core.figures import EpisodeScore
 from dovetail.core.types import Array
-from dovetail.learn.device import find_device
 from dovetail.learn.finite import BadUpdates, SkippedUpdate
 from dovetail.learn.rollouts import OnPolicyAlgorithm
+from dovetail.policies.device import find_device
 from dovetail.runs.folder import RunFolder
 from dovetail.runs.rollout_history import RolloutResult, finished_episodes
 from dovetail.runs.skipped_updates import report_skipped_updates

@@ -134,7 +134,7 @@ class RobotRole(Role):
     def start(self) -> dict[str, Any]:
         """Build the arm; return its facts, with which the driver checks that all arms fit together."""
         assembly = self._arm_thread.submit(self._build).result()
-        assembly.policy()  # raises if it does not fit
+        assembly.policy_spec()  # raises if it does not fit
         return {
             "robot": assembly.robot.spec.to_json(),
             "real_time": assembly.real_time,

@@ -18,6 +18,7 @@ import numpy as np
 import ray
 from ray.exceptions import RayError
 
+from dovetail.core.bfloat16 import from_bfloat16, to_bfloat16
 from dovetail.core.types import Array, WeightSnapshot
 from dovetail.runs.checkpoints import Components
 from dovetail.runs.folder import RunFolder
@@ -25,7 +26,7 @@ from dovetail.weights.store import DiskWeightStore
 
 __all__ = ["Offer", "RayPublisher", "SharedMemoryPublisher", "WeightsReader", "WeightsRole"]
 
-_HALF = "bf16:"  # prefix of the name of an array that is sent as the upper halves of its floats
+_HALF = "bf16:"  # prefix of the name of a float32 array that is sent as bfloat16
 _VERSIONS, _NUM_RESERVED = "versions.json", 100
 Reference = list[Any]  # with one object reference: Ray does not fetch references inside a list
 
@@ -165,14 +166,10 @@ def _equal(one: Mapping[str, Array], other: Mapping[str, Array]) -> bool:
 def _packed(key: str, array: Array, *, half: bool) -> tuple[str, Array]:
     if not half or array.dtype != np.float32:
         return key, array
-    import torch  # takes a second, and the weights role does not need it
-
-    return _HALF + key, torch.tensor(array).bfloat16().view(torch.int16).numpy().view(np.uint16)
+    return _HALF + key, to_bfloat16(array)
 
 
 def _unpacked(key: str, array: Array) -> tuple[str, Array]:
     if not key.startswith(_HALF):
         return key, array
-    halves = np.zeros((*array.shape, 2), "<u2")
-    halves[..., 1] = array
-    return key.removeprefix(_HALF), halves.view("<f4")[..., 0]
+    return key.removeprefix(_HALF), from_bfloat16(array)
