@@ -22,6 +22,7 @@ import numpy as np
 from dovetail.core.disk import write_atomic
 from dovetail.core.errors import UsageError
 from dovetail.core.types import Array
+from dovetail.robots.gl_backend import choose_gl_backend
 from dovetail.robots.gym_look import NUM_STEPS
 
 __all__ = ["CASES", "LEARNERS", "Case", "learn", "result_file"]
@@ -138,6 +139,7 @@ def _evaluate(case: Case, act: Act) -> dict[str, Any]:
 
 
 def _make(case: Case) -> gymnasium.Env[Any, Any]:
+    choose_gl_backend()  # gym_hil renders, whatever it is asked for
     if case.module:
         gymnasium.register_envs(importlib.import_module(case.module))
     return gymnasium.make(case.env_id, **case.kwargs)
