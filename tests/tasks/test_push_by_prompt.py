@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+import dovetail
 from dovetail.core.types import Outcome
 from dovetail.robots.sim.robot import SimRobot, SimRobotConfig
 from dovetail.tasks.push_by_prompt import PushByPrompt, PushByPromptConfig
@@ -92,3 +93,23 @@ def test_blind_replay_fails(arm):
     success, _, actions = run_expert(TASK, arm, 500, 0.3)
     assert success
     assert sum(run_actions(TASK, arm, seed, actions) for seed in range(2000, 2050)) <= 10
+
+
+@pytest.mark.parametrize("layout", ["one_process", pytest.param("processes", marks=pytest.mark.extended)])
+def test_recorded_prompt_names_the_cube_that_the_expert_pushed(tmp_path, layout):
+    run = dovetail.collect(
+        "push-by-prompt", {"run.demos": 6, "actor.layout": layout}, name="words", runs_dir=tmp_path
+    )
+    prompts = set()
+    for episode in run.episodes:
+        assert episode.info.outcome is Outcome.SUCCESS
+        prompts.add(episode.info.prompt)
+        states = episode.arrays()["observation/task_state"]
+        moved = {color: distance_moved(states, color) for color in ("red", "blue")}
+        assert max(moved, key=moved.get) in episode.info.prompt
+    assert len(prompts) == 2
+
+
+def distance_moved(states, color):
+    places = [PushByPrompt.state_names.index(f"{color}_mark_from_cube_{axis}") for axis in "xy"]
+    return np.linalg.norm(states[-1, places] - states[0, places])

@@ -15,6 +15,7 @@ from pydantic import Field
 from dovetail.actor.board import Board, BoardLayout
 from dovetail.actor.control import ControlLoop
 from dovetail.actor.episode_end import HealthCheck
+from dovetail.actor.episode_prompt import prepare_prompt
 from dovetail.actor.episode_writer import EpisodeWriter
 from dovetail.actor.homing import Home
 from dovetail.actor.inference import Inference, InlineInference, ThreadInference
@@ -263,6 +264,7 @@ class SequentialActor:
         self._stopped, self._fault = False, None
         if self._policy:
             self._policy.reset()
+        prepare_prompt(self._task, order)
         start = make_start(order, task=self._task, robot=self._robot.spec, operator=self._operator.name)
         try:
             ended = self._loop.run(

@@ -14,6 +14,7 @@ import numpy as np
 
 from dovetail.actor.board import Board
 from dovetail.actor.episode_end import EpisodeEnd, HealthCheck
+from dovetail.actor.episode_prompt import prepare_prompt
 from dovetail.actor.homing import Home, go_home
 from dovetail.actor.planner import PlannedAction, Planner
 from dovetail.actor.reset import ResetExecutor, StopRequested
@@ -125,6 +126,7 @@ class ControlLoop:
     def _run_episode(
         self, order: EpisodeOrder, on_begin: Callable[[int], None], on_step: Callable[[], None]
     ) -> EpisodeEnd:
+        prepare_prompt(self._task, order)
         self._first = self._board.begin(prompt=self._task.prompt)
         on_begin(self._first)
         try:

@@ -22,6 +22,7 @@ from typing import Any
 from dovetail.actor.actors import ActorConfig, board_layout, make_start
 from dovetail.actor.board import Board
 from dovetail.actor.episode_end import EpisodeEnd
+from dovetail.actor.episode_prompt import prepare_prompt
 from dovetail.config.plugins import resolve
 from dovetail.config.schema import RunConfig
 from dovetail.core import errors
@@ -162,6 +163,7 @@ class RobotHost:
         ).name
         if self._success_detection is not None and order.purpose is Purpose.ONLINE:
             operator += f"+{self._success_detection.name}"
+        prepare_prompt(self._workcell.task, order)
         start = make_start(order, task=self._workcell.task, robot=self._workcell.robot.spec, operator=operator)
         first = self._board.num_seen
         self._board.ask_to_stop(stop=False)

@@ -41,7 +41,8 @@ class PushByPrompt(PushCube):
     def __init__(self, config: PushByPromptConfig) -> None:
         super().__init__(config)
         self.settings = config
-        self._pushed = config.cubes[0]
+        self._pushed: str = config.cubes[0]
+        self._is_drawn = False  # for the next episode
 
     @property
     def prompt(self) -> str:  # type: ignore[override]
@@ -57,10 +58,15 @@ class PushByPrompt(PushCube):
         world.model.body_pos[world.body_id("mark")] = (*mark, 0.0)
         for color, cube in zip(_RGB, cubes, strict=True):
             world.set_free_body(color, (*cube, _CUBE_Z), about_z(rng.uniform(-math.pi, math.pi)))
-        self._pushed = self.settings.cubes[int(rng.integers(len(self.settings.cubes)))]
+        if not self._is_drawn:
+            self.draw_prompt(rng=rng)
+        self._is_drawn = False
         self._place_arm(world, rng)
         world.forward()
         self._start_distance, self._start_reach = self._distance(world), self._reach(world)
+
+    def draw_prompt(self, *, rng: np.random.Generator) -> None:
+        self._pushed, self._is_drawn = self.settings.cubes[int(rng.integers(len(self.settings.cubes)))], True
 
     def _draw(self, rng: np.random.Generator, center: Vector) -> tuple[Vector, tuple[Vector, Vector]]:
         """The mark and both cubes. No cube lies on the way of the other."""

@@ -78,6 +78,7 @@ from dovetail.core.abilities.settings import (
 from dovetail.core.abilities.tasks import (
     AsksVerdict,
     BindsReset,
+    DrawsPrompt,
     LimitsSteps,
     NeedsVerdict,
     PlansReset,
@@ -111,6 +112,7 @@ __all__ = [
     "DecidesSuccess",
     "Demonstrates",
     "DescribesLink",
+    "DrawsPrompt",
     "DrivenFromConsole",
     "DrivesAxes",
     "HasCanonicalSpace",

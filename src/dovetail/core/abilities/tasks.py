@@ -11,7 +11,15 @@ from dovetail.core.reset_steps import ResetStep
 from dovetail.core.specs import RobotSpec
 from dovetail.core.types import Array, Observation
 
-__all__ = ["AsksVerdict", "BindsReset", "LimitsSteps", "NeedsVerdict", "PlansReset", "TakesOverPart"]
+__all__ = [
+    "AsksVerdict",
+    "BindsReset",
+    "DrawsPrompt",
+    "LimitsSteps",
+    "NeedsVerdict",
+    "PlansReset",
+    "TakesOverPart",
+]
 
 
 @runtime_checkable
@@ -19,6 +27,15 @@ class LimitsSteps(Protocol):
     """A task with a maximum episode length."""
 
     max_steps: int
+
+
+@runtime_checkable
+class DrawsPrompt(Protocol):
+    """A task with several prompts. The prompt is recorded before the reset, perhaps in another process, so it has random
+    numbers of its own."""
+
+    def draw_prompt(self, *, rng: np.random.Generator) -> None:
+        """Choose the prompt of the next episode. Without this call, `reset` chooses it."""
 
 
 @runtime_checkable
