@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -18,6 +17,7 @@ from dovetail.core.prompts import encode_prompt
 from dovetail.core.specs import PolicySpec, RobotSpec
 from dovetail.core.types import ActContext, ActionChunk, Array, WeightSnapshot
 from dovetail.episodes.log import EpisodeLog
+from dovetail.policies.inputs import History
 from dovetail.robot_host.following_policy import FollowingPolicy
 from dovetail.runs.assembly.build import build_assembly
 from dovetail.runs.assembly.policy_components import build_acting_policy, check_device, check_size
@@ -38,7 +38,6 @@ class RunPolicy:
 
     def __init__(self, policy: Policy, snapshot: WeightSnapshot, *, prompt: str = "") -> None:
         self._policy, self.version, self.prompt = policy, snapshot.version, prompt
-        self._past: dict[str, deque[Array]] = {}
         policy.load(snapshot)
         policy.warmup()
         self.reset()
@@ -50,7 +49,7 @@ class RunPolicy:
 
     def reset(self) -> None:
         """Forget the observations of earlier steps."""
-        self._past = {key: deque(maxlen=length) for key, length in self.spec.history.items()}
+        self._history = History(self.spec)
         self._policy.reset()
 
     def act(self, observation: Mapping[str, Array], *, deterministic: bool = True) -> ActionChunk:
@@ -60,16 +59,7 @@ class RunPolicy:
         if missing:
             raise UsageError(f"policy '{self.spec.name}' also needs the observations {', '.join(missing)}")
         values = seen_inputs({key: np.asarray(observation[key]) for key in self.spec.observation}, self.spec)
-        inputs: dict[str, Array] = {}
-        for key, value in values.items():
-            if key in self._past:
-                past = self._past[key]
-                past.append(value)
-                padding = self.spec.history[key] - len(past)
-                inputs[key] = np.stack([*[past[0]] * padding, *past])[None]
-                inputs[f"{key}/mask"] = (np.arange(self.spec.history[key]) >= padding)[None]
-            else:
-                inputs[key] = value[None]
+        inputs = self._history.add(values)
         if self.spec.prompted:
             inputs["prompt"] = encode_prompt(self.prompt)[None]
         return self._policy.act(inputs, ActContext(deterministic=deterministic)).at(0)
@@ -111,7 +101,7 @@ def _build(folder: RunFolder, robot: RobotSpec, section: PluginSection) -> Polic
 
 
 def _robot_and_prompt(folder: RunFolder) -> tuple[RobotSpec, str]:
-    if folder.config.policy.type == "remote":
+    if folder.config.policy.type in ("remote", "openpi"):
         raise UsageError(f"run {folder.path} uses a remote policy: name the run whose policy the server has")
     return robot_and_prompt(folder, folder.config)
 

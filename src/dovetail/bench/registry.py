@@ -50,6 +50,9 @@ BENCHES: Mapping[str, Entry] = MappingProxyType(
             "time of a chunk of pi0 (next to stock transformers), pi05 and smolvla; full size on a GPU",
         ),
         "vla_act": Entry("dovetail.bench.vla_act", "time of a chunk of ACT; published size on a GPU"),
+        "serve": Entry(
+            "dovetail.bench.serve", "overhead and throughput of a policy server with openpi's protocol"
+        ),
         "learn_speed": Entry("dovetail.bench.learn_speed", "updates per second, against the arithmetic alone"),
     }
 )

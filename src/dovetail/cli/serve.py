@@ -5,15 +5,19 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from dovetail.cli.run import RUNS_DIR, RunsDir
 
+if TYPE_CHECKING:
+    from dovetail.policies.openpi.keys import KeyMap
+
 __all__ = ["register"]
 
 PORT = 7411
+Protocol = Literal["dovetail", "openpi"]
 
 
 def register(app: typer.Typer) -> None:
@@ -50,10 +54,25 @@ def serve(
     num_threads: Annotated[
         int | None, typer.Option("--threads", min=1, help="CPU threads. Default: policy.num_threads of the run.")
     ] = None,
+    protocol: Annotated[
+        Protocol,
+        typer.Option("--protocol", help="dovetail: for policy `remote`. openpi: for any client of openpi."),
+    ] = "dovetail",
+    keys: Annotated[
+        str | None,
+        typer.Option(
+            "--keys",
+            metavar="NAME|FILE",
+            help="openpi: keys of the clients: droid, aloha, libero, lerobot or a file. Default: the policy's.",
+        ),
+    ] = None,
+    max_batch: Annotated[
+        int, typer.Option("--max-batch", min=1, max=64, help="openpi: most requests that are computed at once.")
+    ] = 8,
     runs_dir: RunsDir = RUNS_DIR,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print only address and token file.")] = False,
 ) -> None:
-    """Serve a run's policy to robots that use policy `remote`. New weights are loaded while the run learns.
+    """Serve a run's policy to robots with policy `remote`, or to clients of openpi. It follows a run that learns.
 
     Ctrl-C ends it. Copy the token file to each robot by other means.
     """
@@ -66,8 +85,10 @@ def serve(
         from dovetail.api.policy import following_policy
         from dovetail.api.weights import find_weights
         from dovetail.policies.remote.handshake import make_token, read_token
+        from dovetail.serve.openpi_server import OpenpiServer
         from dovetail.serve.server import PolicyServer
 
+    key_map = _read_keys(keys, protocol=protocol)
     torch.set_num_threads(1)  # policy.num_threads may allow more
     torch.set_flush_denormal(True)
     source = find_weights(target, version=version, runs_dir=runs_dir)
@@ -79,7 +100,11 @@ def serve(
             place = {"device": device, "num_threads": num_threads}
             place = {name: value for name, value in place.items() if value is not None}
             policy = following_policy(source, log=log, place=place)
-        server = PolicyServer(policy, token=token, log=log)
+        server: OpenpiServer | PolicyServer
+        if protocol == "openpi":
+            server = OpenpiServer(policy, token=token, keys=key_map, max_rows=max_batch, log=log)
+        else:
+            server = PolicyServer(policy, token=token, log=log)
         address = server.listen(host, port)
         with policy:
             say(f"ready on {address}, token in {token_file}")
@@ -101,3 +126,21 @@ def _own_token_file(run: Path) -> Path:
             f"name another with --token-file, or run `dovetail trust {run}`"
         )
     return path
+
+
+def _read_keys(keys: str | None, *, protocol: Protocol) -> KeyMap | None:
+    from dovetail.core.errors import UsageError, did_you_mean
+    from dovetail.policies.openpi.keys import BUILTIN_KEYS, KeyMap, key_map
+
+    if keys is None:
+        return None
+    if protocol != "openpi":
+        raise UsageError("--keys is for --protocol openpi: policy `remote` sends the policy's own observations")
+    if keys in BUILTIN_KEYS:
+        return key_map(KeyMap.from_mapping({"like": keys}))
+    if not Path(keys).is_file():
+        hint = did_you_mean(keys, BUILTIN_KEYS)
+        raise UsageError(f"--keys {keys} is no file and none of {', '.join(BUILTIN_KEYS)}.{hint}")
+    from dovetail.config.load import load_section
+
+    return key_map(load_section(KeyMap, "keys", [keys]))

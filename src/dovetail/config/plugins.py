@@ -95,6 +95,7 @@ BUILTIN: dict[str, dict[str, str]] = {
         "act": "dovetail.policies.lerobot.act:Act",
         "diffusion": "dovetail.policies.lerobot.diffusion:Diffusion",
         "remote": "dovetail.policies.remote.policy:RemotePolicy",
+        "openpi": "dovetail.policies.openpi.policy:OpenpiPolicy",
         "pi0": "dovetail.policies.vla.pi0_policy:Pi0Policy",
         "pi05": "dovetail.policies.vla.pi05_policy:Pi05Policy",
         "smolvla": "dovetail.policies.vla.smolvla_policy:SmolVLAPolicy",

@@ -62,6 +62,7 @@ _OUTSIDE = {  # keys that reach beyond the run folder
     "model_config": "arguments of a model",
     "machines": "machines of a cluster",
     "token_file": "a file with a token",
+    "api_key_file": "a file with a key",
     "token_env": "a secret",
     "kinematics": "a model of an arm, which may include other files",
 }

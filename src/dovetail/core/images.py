@@ -15,7 +15,7 @@ from dovetail.core.image_sizes import fitted_shape, is_fitted
 from dovetail.core.specs import PolicySpec, RobotSpec
 from dovetail.core.types import Array
 
-__all__ = ["resize_images", "seen_inputs", "seen_robot"]
+__all__ = ["resize_images", "resize_with_pad", "seen_inputs", "seen_robot"]
 
 
 def resize_images(frames: Array, shape: tuple[int, ...]) -> Array:
@@ -30,6 +30,20 @@ def resize_images(frames: Array, shape: tuple[int, ...]) -> Array:
         else:
             small[number] = _averaged(frame, shape) if frames.dtype == np.uint8 else _nearest(frame, shape)
     return small.reshape(*frames.shape[:-3], *shape)
+
+
+def resize_with_pad(frame: Array, *, size: int) -> Array:
+    """As openpi's client does, bit for bit: fitted, centered on black. uint8 [H, W, 3] to [size, size, 3].
+
+    The sides are rounded as openpi rounds them, in floats, and not as `fitted_shape` does."""
+    if frame.shape[:2] == (size, size):
+        return frame
+    ratio = max(frame.shape[1] / size, frame.shape[0] / size)
+    height, width = int(frame.shape[0] / ratio), int(frame.shape[1] / ratio)
+    padded = np.zeros((size, size, 3), np.uint8)
+    top, left = int((size - height) / 2), int((size - width) / 2)
+    padded[top : top + height, left : left + width] = _averaged(frame, (height, width, 3))
+    return padded
 
 
 def seen_robot(robot: RobotSpec, size: int | None) -> RobotSpec:

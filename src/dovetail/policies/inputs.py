@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Mapping
 
 import numpy as np
@@ -11,7 +12,7 @@ from dovetail.core.prompts import MAX_PROMPT_BYTES, encode_prompt
 from dovetail.core.specs import PolicySpec
 from dovetail.core.types import Array
 
-__all__ = ["check_inputs", "zero_inputs"]
+__all__ = ["History", "check_inputs", "zero_inputs"]
 
 
 def zero_inputs(spec: PolicySpec) -> dict[str, Array]:
@@ -60,3 +61,25 @@ def check_inputs(observations: Mapping[str, Array], spec: PolicySpec) -> dict[st
     if len({len(value) for value in inputs.values()}) != 1:
         raise UsageError("observations differ in their number of rows")
     return inputs
+
+
+class History:
+    """The earlier observations of one episode, for policies that need them."""
+
+    def __init__(self, spec: PolicySpec) -> None:
+        self._lengths = spec.history
+        self._past = {key: deque[Array](maxlen=length) for key, length in spec.history.items()}
+
+    def add(self, values: Mapping[str, Array]) -> dict[str, Array]:
+        """Add the values of a step, without batch axis. Return one row of inputs: oldest first, left-padded, with masks."""
+        inputs: dict[str, Array] = {}
+        for key, value in values.items():
+            if key not in self._past:
+                inputs[key] = value[None]
+                continue
+            past, length = self._past[key], self._lengths[key]
+            past.append(value)
+            padding = length - len(past)
+            inputs[key] = np.stack([*[past[0]] * padding, *past])[None]
+            inputs[f"{key}/mask"] = (np.arange(length) >= padding)[None]
+        return inputs

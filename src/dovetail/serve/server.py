@@ -17,20 +17,22 @@ from dovetail.policies.remote.connection import Connection
 from dovetail.policies.remote.handshake import check_token, server_handshake
 from dovetail.policies.remote.requests import chunk_message, max_request_bytes, read_act
 from dovetail.policies.remote.wire import Message, WireError
+from dovetail.serve.listener import (
+    HANDSHAKE_S,
+    MAX_CLIENTS,
+    MAX_UNPROVEN,
+    MAX_UNPROVEN_PER_ADDRESS,
+    TRANSFER_S,
+    open_listener,
+)
 
-__all__ = ["PolicyServer"]
+__all__ = ["PolicyServer", "ServedPolicy"]
 
-MAX_CLIENTS = 64  # that have proven that they have the token
-MAX_UNPROVEN = 128  # connections before or in their handshake; each has a thread for up to HANDSHAKE_S
-MAX_UNPROVEN_PER_ADDRESS = 64
-HANDSHAKE_S = 5.0
-TRANSFER_S = 10.0  # for a request to arrive once it has begun, and for a response to be sent
 _POLL_S = 0.1
-_BACKLOG = 1024
 _CROWD_LOG_S = 10.0
 
 
-class _ServedPolicy(Protocol):
+class ServedPolicy(Protocol):
     """A policy that several threads may call at once."""
 
     @property
@@ -49,7 +51,7 @@ class PolicyServer:
     """
 
     def __init__(
-        self, policy: _ServedPolicy, *, token: bytes, log: Callable[[str], None] = lambda line: None
+        self, policy: ServedPolicy, *, token: bytes, log: Callable[[str], None] = lambda line: None
     ) -> None:
         self._policy, self._log = policy, log
         self._token = check_token(token, where="the server's token")
@@ -62,17 +64,9 @@ class PolicyServer:
 
     def listen(self, host: str = "127.0.0.1", port: int = 0) -> str:
         """Open the port (0: a free one) and return the address for clients."""
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        try:
-            self._listener = socket.create_server((host, port), family=family, backlog=_BACKLOG)
-        except (OSError, OverflowError) as error:
-            reason = ((error.strerror if isinstance(error, OSError) else None) or str(error)).lower()
-            raise UsageError(
-                f"cannot listen on {host}:{port} ({reason}). Choose another --host or --port"
-            ) from error
+        self._listener, address = open_listener(host, port)
         self._listener.settimeout(_POLL_S)
-        port = self._listener.getsockname()[1]
-        return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        return address
 
     def run(self, should_stop: Callable[[], bool]) -> None:
         assert self._listener is not None, "call listen() first"

@@ -8,10 +8,11 @@ import torch
 from PIL import Image
 
 from dovetail.core.errors import CheckpointError, SpecMismatch, UsageError
+from dovetail.core.images import resize_with_pad
 from dovetail.core.specs import ArraySpec, RobotSpec
 from dovetail.policies.vla.axes import ActionAxes, StateAxes, match_cameras
 from dovetail.policies.vla.families.pi0 import PI0
-from dovetail.policies.vla.images import prepare_images, resize_with_pad_pil
+from dovetail.policies.vla.images import prepare_images
 from dovetail.policies.vla.normalization import Normalization
 from dovetail.policies.vla.prompts import PromptTokenizer
 from support.pi0_folders import write_tokenizer
@@ -62,7 +63,7 @@ def test_resizing_is_bilinear_and_not_bicubic():
 
 def test_pil_resizing_equals_openpis_client_bit_for_bit():
     frame = np.random.default_rng(0).integers(0, 256, (37, 53, 3), dtype=np.uint8)
-    ours = resize_with_pad_pil(frame, size=28)
+    ours = resize_with_pad(frame, size=28)
     image = Image.fromarray(frame)  # openpi: ratio, int() of both sides, bilinear, paste at int((size - side) / 2)
     ratio = max(53 / 28, 37 / 28)
     width, height = int(53 / ratio), int(37 / ratio)

@@ -33,6 +33,7 @@ __all__ = [
     "check_token",
     "client_handshake",
     "make_token",
+    "read_api_key",
     "read_token",
     "server_handshake",
 ]
@@ -42,6 +43,7 @@ MIN_TOKEN = 16
 MAX_TOKEN = 4096
 _MAX_NAME = 200
 _NONCE = re.compile("[0-9a-f]{64}")
+_API_KEY = re.compile(rb"[!-~]{1,4096}")
 
 
 # ---- the token
@@ -49,15 +51,29 @@ _NONCE = re.compile("[0-9a-f]{64}")
 
 def read_token(path: Path) -> bytes:
     """The token of a file that only its owner can read."""
+    return check_token(_read_secret(path, what="token"), where=f"token file {path}")
+
+
+def read_api_key(path: Path) -> str:
+    """The key of another system's server, which may be short, from a file that only its owner can read."""
+    key = _read_secret(path, what="key")
+    if not _API_KEY.fullmatch(key):
+        raise UsageError(
+            f"key file {path} should contain one line of 1 to {MAX_TOKEN} ASCII characters without spaces"
+        )
+    return key.decode("ascii")
+
+
+def _read_secret(path: Path, *, what: str) -> bytes:
     try:
         with path.open("rb") as file:
             mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
-            token = file.read(MAX_TOKEN + 1).strip()
+            secret = file.read(MAX_TOKEN + 1).strip()
     except OSError as error:
-        raise UsageError(f"cannot read token file {path}: {error.strerror}") from error
+        raise UsageError(f"cannot read {what} file {path}: {error.strerror}") from error
     if mode & 0o077:
-        raise UsageError(f"token file {path} can be read by other users (mode {mode:o}). Run chmod 600 {path}")
-    return check_token(token, where=f"token file {path}")
+        raise UsageError(f"{what} file {path} can be read by other users (mode {mode:o}). Run chmod 600 {path}")
+    return secret
 
 
 def make_token(path: Path) -> Path:

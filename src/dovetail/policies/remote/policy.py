@@ -24,13 +24,20 @@ from dovetail.policies.remote.handshake import check_token, client_handshake, re
 from dovetail.policies.remote.requests import act_message, max_response_bytes, read_chunk
 from dovetail.policies.remote.wire import Message, WireError
 
-__all__ = ["RemoteConfig", "RemotePolicy"]
+__all__ = ["ADVICE", "RemoteConfig", "RemotePolicy", "check_address"]
 
 T = TypeVar("T")
-_ADVICE = {
+ADVICE: Mapping[type[Exception], str] = {
     DeadlineExceeded: ". Check the load of the server, or raise policy.timeout_s",
     ConnectionLost: ". Check that the server still runs. The next call connects again",
 }
+
+
+def check_address(address: str) -> str:
+    host, _, port = address.rpartition(":")
+    if not host or not (port.isascii() and port.isdigit() and 0 < int(port) < 1 << 16):
+        raise ValueError("should be host:port, such as gpu-box:7411")
+    return address
 
 
 class RemoteConfig(Config):
@@ -48,13 +55,7 @@ class RemoteConfig(Config):
     timeout_s: float = Field(default=2.0, gt=0.0)
     """Maximum time for a chunk, in seconds: network and inference."""
 
-    @field_validator("address")
-    @classmethod
-    def _check_address(cls, address: str) -> str:
-        host, _, port = address.rpartition(":")
-        if not host or not (port.isascii() and port.isdigit() and 0 < int(port) < 1 << 16):
-            raise ValueError("should be host:port, such as gpu-box:7411")
-        return address
+    _check_address = field_validator("address")(check_address)
 
 
 class RemotePolicy:
@@ -147,7 +148,7 @@ class RemotePolicy:
         except WireError as error:
             self._disconnect()
             raise PolicyError(
-                f"policy server {self._config.address}: {error}{_ADVICE.get(type(error), '')}"
+                f"policy server {self._config.address}: {error}{ADVICE.get(type(error), '')}"
             ) from error
         except BaseException:
             self._disconnect()  # or a late response would be taken for the next one

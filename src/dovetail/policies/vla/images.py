@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 import torch
-from PIL import Image
 from torch import Tensor
 from torch.nn import functional
 
+from dovetail.core.images import resize_with_pad
 from dovetail.core.types import Array
 
-__all__ = ["prepare_images", "prepare_images_in_corner", "resize_with_pad_pil"]
+__all__ = ["prepare_images", "prepare_images_in_corner"]
 
 
 def prepare_images(frames: Array, *, size: int, with_pil: bool, device: torch.device) -> Tensor:
@@ -19,7 +19,7 @@ def prepare_images(frames: Array, *, size: int, with_pil: bool, device: torch.de
     With PIL it is openpi's way: on uint8, with antialiasing. Without, it is LeRobot's: on floats, without antialiasing.
     """
     if with_pil:
-        frames = np.stack([resize_with_pad_pil(frame, size=size) for frame in frames])
+        frames = np.stack([resize_with_pad(frame, size=size) for frame in frames])
     images = _resize(frames, size=size, device=device)
     rows, columns = size - images.shape[-2], size - images.shape[-1]
     top, left = rows // 2, columns // 2
@@ -40,18 +40,6 @@ def _resize(frames: Array, *, size: int, device: torch.device) -> Tensor:
         return images
     fitted = _fitted(images.shape[-2], images.shape[-1], size=size)
     return functional.interpolate(images, size=fitted, mode="bilinear", align_corners=False).clamp(0.0, 1.0)
-
-
-def resize_with_pad_pil(frame: Array, *, size: int) -> Array:
-    """As openpi's client does, bit for bit. uint8 [H, W, 3] to [size, size, 3]."""
-    if frame.shape[:2] == (size, size):
-        return frame
-    height, width = _fitted(frame.shape[0], frame.shape[1], size=size)
-    resized = Image.fromarray(frame).resize((width, height), resample=Image.Resampling.BILINEAR)
-    padded = np.zeros((size, size, 3), np.uint8)
-    top, left = int((size - height) / 2), int((size - width) / 2)
-    padded[top : top + height, left : left + width] = np.asarray(resized)
-    return padded
 
 
 def _fitted(height: int, width: int, *, size: int) -> tuple[int, int]:

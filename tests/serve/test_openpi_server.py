@@ -1,0 +1,422 @@
+"""The server for openpi's protocol: batches, dropped requests, refusals, hostile messages and the real client."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import msgpack
+import numpy as np
+import pytest
+from websockets.exceptions import ConnectionClosed, InvalidStatus
+from websockets.sync.client import ClientConnection, connect
+
+from dovetail.core.errors import PolicyError, SpecMismatch
+from dovetail.core.specs import PolicySpec
+from dovetail.core.types import ActContext, ActionChunk
+from dovetail.policies.openpi.keys import KeyMap, key_map
+from dovetail.policies.openpi.packing import MAX_MESSAGE, pack, unpack
+from dovetail.serve import batching
+from dovetail.serve import listener as limits
+from dovetail.serve.openpi_server import OpenpiServer
+from support.openpi_servers import ROBOT, observed, openpi_client
+
+TOKEN = b"a-token-for-tests-long-enough"
+STILL = ActContext(deterministic=True)
+DROID = key_map("droid")
+
+
+class EchoPolicy:
+    """Actions (first joint, 1), (first joint, 2), (first joint, 3). It records the sizes of its batches."""
+
+    def __init__(self, *, history: bool = False) -> None:
+        self.sizes: list[int] = []
+        self.version, self.delay_s = 7, 0.0
+        self.block = threading.Event()
+        self.block.set()
+        self.inputs: dict[str, Any] = {}
+        self.spec = PolicySpec(
+            name="echo",
+            observation={key: ROBOT.observation[key] for key in ("joint_pos", "wrist")},
+            action=ROBOT.action,
+            action_kind=ROBOT.action_kind,
+            horizon=3,
+            history={"joint_pos": 2} if history else {},
+            prompted=True,
+        )
+
+    def act(self, observations: Any, context: ActContext) -> ActionChunk:
+        self.inputs = dict(observations)
+        self.sizes.append(len(observations["wrist"]))
+        self.block.wait(10)
+        time.sleep(self.delay_s)
+        first = observations["joint_pos"].reshape(len(observations["wrist"]), -1, 3)[:, -1, 0]
+        actions = np.stack([np.stack((first, np.full_like(first, i)), axis=-1) for i in (1, 2, 3)], axis=1)
+        return ActionChunk(actions=actions, observed_ns=0, policy_version=self.version)
+
+    def reset(self) -> None:
+        raise AssertionError("the protocol has no resets")
+
+
+@contextmanager
+def serving(
+    policy: Any, *, keys: KeyMap | None = DROID, log: list[str] | None = None, port: int = 0
+) -> Iterator[str]:
+    server = OpenpiServer(policy, token=TOKEN, keys=keys, log=(log if log is not None else []).append)
+    address = server.listen(port=port)
+    stopped = threading.Event()
+    thread = threading.Thread(target=server.run, args=(stopped.is_set,))
+    thread.start()
+    try:
+        yield address
+    finally:
+        stopped.set()
+        thread.join(10)
+        assert not thread.is_alive()
+
+
+@contextmanager
+def raw(address: str, *, key: bytes | None = TOKEN, path: str = "/") -> Iterator[ClientConnection]:
+    headers = {} if key is None else {"Authorization": f"Api-Key {key.decode()}"}
+    with connect(f"ws://{address}{path}", additional_headers=headers, compression=None, proxy=None) as connection:
+        yield connection
+
+
+@pytest.fixture
+def key_file(tmp_path):
+    file = tmp_path / "key"
+    file.write_bytes(TOKEN)
+    file.chmod(0o600)
+    return str(file)
+
+
+def wire(first: float = 0.0) -> dict[str, Any]:
+    return DROID.to_wire(observed(first), row=0)
+
+
+def wait_until(condition):
+    deadline_s = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < deadline_s, "timed out"
+        time.sleep(0.01)
+
+
+# ---- answers
+
+
+def test_our_client_and_server_fit_each_other(key_file):
+    policy = EchoPolicy()
+    keys = {"like": "droid", "image_size": 64}
+    with (
+        serving(policy, keys=KeyMap.from_mapping({**DROID.model_dump(), "image_size": 64})) as address,
+        openpi_client(address, keys=keys, api_key_file=key_file) as client,
+    ):
+        seen = observed(0.5)
+        chunk = client.act(seen, STILL)
+        assert chunk.policy_version == 7
+        np.testing.assert_array_equal(chunk.actions, [[[0.5, 1], [0.5, 2], [0.5, 3]]])
+        assert chunk.extras["server_s"][0] > 0.0
+        for key in ("joint_pos", "wrist", "prompt"):
+            np.testing.assert_array_equal(policy.inputs[key], seen[key])
+        policy.version = 8  # new weights between two chunks
+        assert client.act(seen, STILL).policy_version == 8
+
+
+def test_metadata_and_timing_have_openpis_form():
+    with serving(EchoPolicy()) as address, raw(address) as connection:
+        metadata = unpack(connection.recv())
+        assert metadata["horizon"] == 3 and metadata["action_axes"] == ["a", "b"]
+        timings = []
+        for _ in range(2):
+            connection.send(pack({**wire(), "observation/wrist_image_left": np.zeros((64, 64, 3), np.uint8)}))
+            answer = unpack(connection.recv())
+            timings.append(set(answer["server_timing"]))
+        assert timings == [{"infer_ms"}, {"infer_ms", "prev_total_ms"}]
+        assert answer["actions"].shape == (3, 2) and set(answer["policy_timing"]) == {"infer_ms"}
+
+
+def test_history_belongs_to_a_connection():
+    policy = EchoPolicy(history=True)
+    image = {"observation/wrist_image_left": np.zeros((3, 64, 64), np.float32)}  # channels first, floats
+    with serving(policy) as address:
+        for _ in range(2):
+            with raw(address) as connection:
+                assert unpack(connection.recv())["history"] is True
+                for first, expected in ((1.0, [False, True]), (2.0, [True, True])):
+                    connection.send(pack({**wire(first), **image}))
+                    assert unpack(connection.recv())["actions"][0, 0] == first
+                    assert policy.inputs["joint_pos/mask"].tolist() == [expected]
+                assert policy.inputs["joint_pos"][0, :, 0].tolist() == [1.0, 2.0]
+
+
+def small(first: float) -> bytes:
+    return pack({**wire(first), "observation/wrist_image_left": np.zeros((64, 64, 3), np.uint8)})
+
+
+def test_waiting_requests_are_one_batch_and_clients_that_left_are_dropped():
+    policy = EchoPolicy()
+    with serving(policy) as address:
+        clients = [
+            connect(f"ws://{address}/", additional_headers={"Authorization": f"Api-Key {TOKEN.decode()}"})
+            for _ in range(6)
+        ]
+        clients = [client.__enter__() for client in clients]
+        for client in clients:
+            client.recv()
+        policy.sizes.clear()
+        policy.block.clear()
+        clients[0].send(small(0.0))
+        wait_until(lambda: policy.sizes == [1])  # computing; the others wait
+        for number, client in enumerate(clients[1:], 1):
+            client.send(small(float(number)))
+        time.sleep(0.2)
+        clients[5].close()
+        time.sleep(0.2)
+        policy.block.set()
+        for number, client in enumerate(clients[:5]):
+            assert unpack(client.recv(timeout=10))["actions"][0, 0] == number
+            client.close()
+        assert policy.sizes == [1, 4]
+
+
+def test_old_request_is_refused(monkeypatch):
+    monkeypatch.setattr(batching, "STALE_S", 0.2)
+    policy = EchoPolicy()
+    with serving(policy) as address, raw(address) as one, raw(address) as other:
+        for connection in (one, other):
+            connection.recv()
+        policy.block.clear()
+        one.send(small(1.0))
+        wait_until(lambda: policy.sizes[-1:] == [1] and len(policy.sizes) == 5)  # after four warm-ups
+        other.send(small(2.0))
+        time.sleep(0.4)
+        policy.block.set()
+        assert unpack(one.recv(timeout=10))["actions"][0, 0] == 1.0
+        assert "waited" in other.recv(timeout=10)
+
+
+def ask_many(ask: Any, *, number: int, count: int, wrong: list[Any]) -> None:
+    for index in range(count):
+        first = number + index / 1024
+        if (found := float(ask(first))) != first:
+            wrong.append((first, found))
+
+
+def from_20_clients(make: Any, *, count: int) -> list[Any]:
+    """Swapped or failed answers."""
+    wrong: list[Any] = []
+
+    def work(number: int) -> None:
+        try:
+            with make() as ask:
+                ask_many(ask, number=number % 8, count=count, wrong=wrong)
+        except Exception as error:
+            wrong.append(error)
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(20)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    return wrong
+
+
+@pytest.mark.extended
+def test_20_clients_with_50_requests_get_no_swapped_answer():
+    policy = EchoPolicy()
+    policy.delay_s = 0.002
+
+    @contextmanager
+    def make():
+        with raw(address) as connection:
+            connection.recv()
+
+            def ask(first):
+                connection.send(small(first))
+                return unpack(connection.recv(timeout=30))["actions"][2, 0]
+
+            yield ask
+
+    with serving(policy) as address:
+        assert from_20_clients(make, count=50) == []
+    assert max(policy.sizes[4:]) > 1 and sum(policy.sizes[4:]) == 1000
+
+
+@pytest.mark.extended
+@pytest.mark.skipif(importlib.util.find_spec("openpi_client") is None, reason="openpi-client is not installed")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_real_openpi_client_works_unchanged_with_20_clients():
+    """PYTHONPATH=FOLDER with `pip install --no-deps --target FOLDER openpi-client==0.1.2 dm-tree` (it pins numpy < 2)."""
+    from openpi_client import image_tools
+    from openpi_client.websocket_client_policy import WebsocketClientPolicy
+
+    host, port = "127.0.0.1", 0
+
+    @contextmanager
+    def make():
+        client = WebsocketClientPolicy(host, port, api_key=TOKEN.decode())
+        image = image_tools.resize_with_pad(np.zeros((64, 64, 3), np.uint8), 64, 64)
+        assert client.get_server_metadata()["horizon"] == 3
+        yield lambda first: client.infer({**wire(first), "observation/wrist_image_left": image})["actions"][0, 0]
+        client._ws.close()
+
+    with serving(EchoPolicy()) as address:
+        port = int(address.rpartition(":")[2])
+        assert from_20_clients(make, count=50) == []
+        client = WebsocketClientPolicy(host, port, api_key=TOKEN.decode())
+        with pytest.raises(RuntimeError, match="has no 'observation/joint_position'"):
+            client.infer({})
+        with pytest.raises(InvalidStatus):
+            WebsocketClientPolicy(host, port, api_key="wrong")
+    frame = np.random.default_rng(0).integers(0, 256, (48, 64, 3), dtype=np.uint8)
+    ours = DROID.to_wire({**observed(), "front": frame[None]}, row=0)["observation/exterior_image_1_left"]
+    np.testing.assert_array_equal(ours, image_tools.resize_with_pad(frame, 224, 224))
+
+
+# ---- refusals
+
+
+@pytest.mark.parametrize("key", [None, b"wrong", TOKEN + b"x"])
+def test_wrong_key_is_refused_at_the_upgrade(key):
+    policy = EchoPolicy()
+    with serving(policy) as address:
+        with pytest.raises(InvalidStatus) as caught, raw(address, key=key):
+            pass
+        assert caught.value.response.status_code == 401
+        with raw(address, path="/openpi/policy") as connection:
+            connection.recv()
+        with pytest.raises(InvalidStatus) as caught, raw(address, path="/other"):
+            pass
+        assert caught.value.response.status_code == 404
+
+
+def test_health_needs_no_key():
+    with (
+        serving(EchoPolicy()) as address,
+        urllib.request.urlopen(f"http://{address}/healthz", timeout=10) as answer,
+    ):
+        assert (answer.status, answer.read()) == (200, b"OK\n")
+
+
+def test_our_client_names_a_wrong_key(tmp_path):
+    file = tmp_path / "key"
+    file.write_text("wrong")
+    file.chmod(0o600)
+    with (
+        serving(EchoPolicy()) as address,
+        openpi_client(address, api_key_file=str(file)) as client,
+        pytest.raises(PolicyError, match=r"API key was refused \(HTTP 401\)"),
+    ):
+        client.warmup()
+
+
+def bomb(depth: int) -> bytes:
+    return b"\x81\xa1a" + b"\x91" * depth + b"\xc0"
+
+
+def array(**changes: Any) -> bytes:
+    fields = {"__ndarray__": True, "data": bytes(12), "dtype": "<f4", "shape": [3], **changes}
+    return msgpack.packb({"observation/joint_position": {key.encode(): value for key, value in fields.items()}})
+
+
+HOSTILE = {
+    "empty": b"",
+    "not a map": msgpack.packb([1]),
+    "nested": bomb(100_000),
+    "nested less": bomb(900),
+    "stated length": b"\x81\xa1a\xdd\xff\xff\xff\xff",
+    "stated map": b"\xdf\xff\xff\xff\xff",
+    "stated bytes": b"\x81\xa1a\xc6\xff\xff\xff\xff",
+    "many lists": b"\x81\xa1a\xdc\x03\xe8" + (b"\xdc\x03\xe8" + b"\x90" * 1000) * 1000,
+    "extension": msgpack.packb({"a": msgpack.ExtType(42, b"x")}),
+    "void": array(dtype="|V4"),
+    "object": array(dtype="|O"),
+    "complex": array(dtype="<c8"),
+    "text dtype": array(dtype="<U1"),
+    "fields": array(dtype="f4,f4"),
+    "huge shape": array(shape=[2**62, 4]),
+    "zero times huge": array(shape=[0, 2**62], data=b""),
+    "negative": array(shape=[-1]),
+    "short data": array(data=bytes(11)),
+    "nan": array(data=np.full(3, np.nan, np.float32).tobytes()),
+    "pickle": b"\x80\x04\x95\x1a\x00\x00\x00\x00\x00\x00\x00\x8c\x08builtins\x94",
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_hostile_message_is_one_line_and_others_are_served(name):
+    policy = EchoPolicy()
+    with serving(policy) as address, raw(address) as connection:
+        connection.recv()
+        connection.send(HOSTILE[name])
+        answer = connection.recv(timeout=10)
+        assert isinstance(answer, str) and answer.startswith("the request failed: ")
+        assert "\n" not in answer and "Traceback" not in answer and "/" not in answer.replace("observation/", "")
+        with pytest.raises(ConnectionClosed) as caught:
+            connection.recv(timeout=10)
+        assert caught.value.rcvd.code == 1011
+        with raw(address) as other:
+            other.recv()
+            other.send(small(0.5))
+            assert unpack(other.recv(timeout=10))["actions"][0, 0] == 0.5
+
+
+def test_too_large_message_closes_the_connection():
+    with serving(EchoPolicy()) as address, raw(address) as connection:
+        connection.recv()
+        with contextlib.suppress(ConnectionClosed):  # while it is still sent, or after
+            connection.send(bytes(MAX_MESSAGE + 1))
+        with pytest.raises(ConnectionClosed):
+            connection.recv(timeout=10)
+
+
+def test_strangers_do_not_keep_clients_out(monkeypatch):
+    import socket
+
+    monkeypatch.setattr(limits, "MAX_UNPROVEN_PER_ADDRESS", 4)
+    with serving(EchoPolicy()) as address:
+        host, _, port = address.rpartition(":")
+        strangers = [socket.create_connection((host, int(port)), timeout=5) for _ in range(8)]
+        time.sleep(0.2)
+        with raw(address) as connection:
+            connection.recv()
+            connection.send(small(0.5))
+            assert unpack(connection.recv(timeout=10))["actions"][0, 0] == 0.5
+        for stranger in strangers[:4]:  # the oldest ones were closed
+            with pytest.raises((ConnectionError, AssertionError)):
+                assert stranger.recv(1) != b""
+        for stranger in strangers:
+            stranger.close()
+
+
+def test_failing_policy_is_one_line_without_paths():
+    policy, log = EchoPolicy(), []
+    with serving(policy, log=log) as address, raw(address) as connection:
+        connection.recv()
+        policy.version = "no number"  # type: ignore[assignment]
+        connection.send(small(0.5))
+        assert connection.recv(timeout=10).startswith("the request failed: ")
+        assert any("ValueError" in line for line in log)
+
+
+def test_keys_that_do_not_cover_the_policy_are_refused():
+    with pytest.raises(SpecMismatch, match="needs observation 'wrist', which the keys do not give"):
+        OpenpiServer(EchoPolicy(), token=TOKEN, keys=KeyMap(state={"state": ("joint_pos",)}))
+
+
+def test_killed_server_means_an_error_and_a_restart_continues(key_file):
+    settings = {"keys": {"like": "droid", "image_size": 64}, "api_key_file": key_file}
+    with serving(EchoPolicy()) as address, openpi_client(address, **settings) as client:
+        client.warmup()
+    with pytest.raises(PolicyError, match=r"cannot connect|connection lost"):
+        client.act(observed(), STILL)
+    with serving(EchoPolicy(), port=int(address.rpartition(":")[2])):
+        assert client.act(observed(0.5), STILL).actions[0, 0, 0] == 0.5
+        client.close()
