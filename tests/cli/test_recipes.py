@@ -36,6 +36,7 @@ EMULATED = ("igris-b", "so101")  # they need an emulator: see test_emulated_reci
 def test_every_task_has_a_recipe():
     tasks = {
         "push_cube",
+        "push_by_prompt",
         "peg_insertion",
         "charger",
         "pick_place",

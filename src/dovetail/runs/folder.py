@@ -28,11 +28,11 @@ from dovetail.core.disk import (
 )
 from dovetail.core.errors import RunFolderError, StoreError
 from dovetail.episodes.spool import Spool
+from dovetail.runs.component_folder import COMPONENTS
 from dovetail.runs.contents import check_run_folder
 
-__all__ = ["COMPONENTS", "RunFolder", "read_events"]
+__all__ = ["RunFolder", "read_events"]
 
-COMPONENTS = "parts"  # copies of the components that a policy started from
 _EVENTS = "events.jsonl"
 _AFTER = "evaluations/after.json"
 _CONTINUES = {"demos", "env_steps", "eval_episodes", "stop_when_solved"}  # a finished run continues if one changes

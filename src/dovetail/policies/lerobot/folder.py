@@ -77,7 +77,7 @@ class Folder:
         for feature, mode in self.modes.items():
             size = 3 if len(self.features[feature]) == 3 else self.features[feature][0]
             found = read_statistics(self.path, files, feature, mode=mode, size=size)
-            arrays[f"mean/{feature_key(feature)}"] = found.shift
+            arrays[f"mean/{feature_key(feature)}"] = found.shift - np.float32(found.first) * found.scale
             arrays[f"std/{feature_key(feature)}"] = found.scale
         return arrays
 

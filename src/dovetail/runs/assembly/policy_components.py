@@ -22,7 +22,7 @@ from dovetail.core.tensor_files import read_tensors, tensor_blocks
 from dovetail.core.types import Array, WeightSnapshot
 from dovetail.policies.components import NetworkPolicyConfig
 from dovetail.policies.vla.settings import MODEL, UserModelConfig
-from dovetail.runs.folder import COMPONENTS
+from dovetail.runs.component_folder import COMPONENTS
 from dovetail.weights.store import DiskWeightStore
 
 __all__ = [
