@@ -188,7 +188,16 @@ HARMLESS_TEXTS = {
         "part",
         "reference_key",
     ),
-    *("relative_axes", "rename", "render_key", "state", "state_axes", "success_key", "video_camera"),
+    *(
+        "relative_axes",
+        "relative_parts",
+        "rename",
+        "render_key",
+        "state",
+        "state_axes",
+        "success_key",
+        "video_camera",
+    ),
     *("ask", "prompt"),  # texts that are shown
     "device",  # cpu, auto or cuda
     "id",  # of a Gymnasium environment; one with a module is code, which is refused
