@@ -5,18 +5,15 @@ python -m support.so101_person FOLDER     # two buses with links and calibration
 
 from __future__ import annotations
 
-import json
 import math
-import sys
 import threading
 import time
 from collections.abc import Sequence
-from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
-from dovetail.emulators.feetech.emulator import JOINTS, FeetechEmulator, FeetechEmulatorConfig
+from dovetail.emulators.feetech.emulator import JOINTS, FeetechEmulator
 
 Vector = npt.NDArray[np.float64]
 RAD_PER_TICK = 2 * math.pi / 4095
@@ -86,30 +83,3 @@ class Person(threading.Thread):
 
     def _is_at_goal(self) -> bool:
         return bool(np.abs(positions(self._follower)[:5] - self._goal).max() < 0.1)
-
-
-def main(folder: Path) -> None:
-    buses = [
-        FeetechEmulator(
-            FeetechEmulatorConfig(
-                mode=mode, link=str(folder / f"so101-{mode}"), calibration_file=str(folder / f"{mode}.json")
-            )
-        )
-        for mode in ("follower", "leader")
-    ]
-    for bus in buses:
-        bus.start()
-    person = Person(*buses)
-    person.start()
-    sys.stdout.write("ready\n")
-    sys.stdout.flush()
-    sys.stdin.read()
-    person.leaves.set()
-    person.join()
-    sys.stdout.write(json.dumps({"demonstrations": person.num_demonstrations}) + "\n")
-    for bus in buses:
-        bus.close()
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]))
