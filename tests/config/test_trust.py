@@ -190,7 +190,9 @@ HARMLESS_TEXTS = {
     ),
     *(
         "environment",
+        "images_in",
         "relative_axes",
+        "relative_parts",
         "rename",
         "render_key",
         "state",

@@ -368,6 +368,20 @@ def test_missing_leader_is_refused_at_the_check_and_at_the_start(seat):
             start()
 
 
+@pytest.mark.parametrize("starts_slowly", [False, True])
+def test_leader_that_starts_slowly_gets_the_time_that_it_asks_for(seat, monkeypatch, starts_slowly):
+    monkeypatch.setattr("dovetail.human.leader_reader._OPEN_S", 0.05)
+    one = seat()
+    one.hand.hangs = True
+    threading.Timer(0.3, setattr, (one.hand, "hangs", False)).start()
+    if starts_slowly:
+        one.hand.start_timeout_s = 5.0
+        one.make().check_device()
+    else:
+        with pytest.raises(UsageError, match=r"has not answered for 0.05 s"):
+            one.make().check_device()
+
+
 def test_watching_for_the_emergency_stop_does_not_connect_the_leader(seat):
     """The supervisor watches, too, and many arms accept one connection only."""
     one = seat(stop_key="KEY_C")

@@ -8,11 +8,13 @@ from dovetail.core.errors import CheckpointError
 from dovetail.core.types import View
 from dovetail.learn.algorithms.hg_dagger import HGDAgger, HGDAggerConfig
 from dovetail.learn.algorithms.imitation import Imitation, ImitationConfig
+from dovetail.policies.networks import masked_mse
 from dovetail.testing import check_algorithm
 from dovetail.testing.algorithms import random_batch
 from support.joint_arm import (
     ARM,
     HORIZON,
+    TWO_ARMS,
     ImitateEverything,
     chunks_of,
     learner_of,
@@ -62,6 +64,32 @@ def test_only_whole_human_chunks_of_online_episodes_are_cloned(open_replay):
     assert begun == {5, 6, 7}  # starts of four human steps in a row
     assert lengths == {"online": {HORIZON}, "demo": {1, 2, 3, 4}}  # demonstrations are cloned to their end
     assert metrics["whole_correction_share"] == pytest.approx(3 / 9)
+
+
+@pytest.mark.parametrize("horizon", [HORIZON, 1])
+def test_correction_of_one_arm_does_not_clone_the_policy_of_the_other(open_replay, horizon):
+    """A person drives the left arm in steps 5..10 and both arms in the demonstration."""
+    online = make_episode("online", steps(0, 20), human=range(5, 11), robot=TWO_ARMS, human_axes=(True, False))
+    demo = make_episode("demo", steps(50, 8), demo=True, robot=TWO_ARMS)
+    algorithm = make(make_flow(TWO_ARMS, horizon=horizon))
+    given = spy_on(algorithm._policy)
+    learner_of(algorithm, open_replay(online, demo), robot=TWO_ARMS).step(env_steps=30)
+    (actions, mask), *_ = given
+    assert mask.shape == actions.shape == (8, *((HORIZON,) if horizon > 1 else ()), 2)
+    is_demo = actions.view(8, -1)[:, 0] >= 0.5
+    assert is_demo.sum() == 4
+    assert not mask[~is_demo][..., 1].any() and mask[~is_demo][..., 0].all()
+    assert mask[is_demo].view(4, -1)[:, :2].all()  # both axes of the first action
+
+
+def test_axes_without_a_mask_do_not_change_the_loss():
+    """Errors 1 and 3 at the driven axis, 100 at the other: the mean is (1 + 9) / 2."""
+    predicted = torch.zeros(1, 2, 2)
+    target = torch.tensor([[[1.0, 100.0], [3.0, 100.0]]])
+    mask = torch.tensor([[[True, False], [True, False]]])
+    assert masked_mse(predicted, target, mask) == 5.0
+    assert masked_mse(predicted, target, mask, torch.tensor([[True, True]])) == 5.0
+    assert masked_mse(predicted, target, torch.tensor([[True, False]])) == pytest.approx((1 + 100**2) / 2)
 
 
 def test_demonstration_shorter_than_a_chunk_is_cloned_to_its_end(open_replay):

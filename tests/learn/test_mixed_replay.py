@@ -247,7 +247,7 @@ def test_hi_ors_imitates_each_arms_gripper_commands(monkeypatch):
     policy = CanonicalPolicy(config_of(**CHUNKS), robot=TALL)
     learner = HiORS(HiORSConfig(batch_size=2, min_motion_std=0.0), policy=policy, seed=0)
     asked = []
-    monkeypatch.setattr(policy, "normalize_actions", lambda actions: asked.append(actions.clone()) or actions)
+    monkeypatch.setattr(policy, "normalize_actions", lambda actions, _: asked.append(actions.clone()) or actions)
     batch = {
         name: torch.from_numpy(array) for name, array in batch_arrays(learner.sample_request, policy.robot).items()
     }

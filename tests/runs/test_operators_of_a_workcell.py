@@ -30,10 +30,10 @@ def leader(path: Path, **settings):
     return {"type": "leader", "leader": {**own, "units": ["rad", "rad", "1"]}, "switch": "squeeze", **settings}
 
 
-def cell_for(operator):
+def cell_for(operator, *, task="mobile_arm:FakeDelivery", robot="mobile_arm:FakeMobileArm"):
     return build_workcell(
-        task=PluginSection.parse("task", "dovetail.testing.mobile_arm:FakeDelivery"),
-        robot=PluginSection.parse("robot", "dovetail.testing.mobile_arm:FakeMobileArm"),
+        task=PluginSection.parse("task", f"dovetail.testing.{task}"),
+        robot=PluginSection.parse("robot", f"dovetail.testing.{robot}"),
         safety=SafetyConfig(),
         operator=operator,
     )
@@ -100,8 +100,12 @@ def test_several_operators_are_built_with_their_parts(tmp_path):
 
 
 def test_column_of_axes_exists_only_if_a_person_may_drive_a_part():
-    assert HUMAN_AXES not in cell_for(section(type="gamepad")).probe()
-    assert HUMAN_AXES in cell_for(section(type="gamepad", part="arm")).probe()
+    one_arm = {"task": "fakes:FakeTask", "robot": "fakes:FakeArm"}
+    assert HUMAN_AXES not in cell_for(section(type="gamepad"), **one_arm).probe()
+    assert HUMAN_AXES in cell_for(section(type="gamepad", part="arm"), **one_arm).probe()
+    assert (
+        HUMAN_AXES in cell_for(section(type="scripted")).probe()
+    )  # an arm and a base: one of them may be taken over
     pedal = {"type": "pedal", "operator": {"type": "gamepad", "part": "arm"}}
     assert drives_part(section(**pedal)) and not drives_part(section(type="pedal"))
 

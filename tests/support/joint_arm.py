@@ -4,6 +4,7 @@ import dataclasses
 
 import numpy as np
 
+from dovetail.core.action_parts import ActionPart
 from dovetail.core.specs import ArraySpec, RobotSpec
 from dovetail.core.types import (
     ActContext,
@@ -22,6 +23,7 @@ from dovetail.policies.flows.flow import Flow, FlowConfig
 from dovetail.replay.mapped import MappedReplay
 
 HORIZON = 4
+_JOINT = {"kind": "joint_target", "unit": "rad", "low": (-1.0,), "high": (1.0,), "max_speed": (5.0,)}
 ARM = RobotSpec(
     name="arm",
     embodiment="toy",
@@ -32,12 +34,36 @@ ARM = RobotSpec(
 )
 
 
+TWO_ARMS = RobotSpec(
+    name="arms",
+    embodiment="toys",
+    observation={"joint_pos": ArraySpec(shape=(2,))},
+    parts=(
+        ActionPart(name="left", names=("l",), measured="joint_pos[0:1]", **_JOINT),
+        ActionPart(name="right", names=("r",), measured="joint_pos[1:2]", **_JOINT),
+    ),
+    control_hz=10.0,
+)
+
+
 def make_flow(robot=ARM, **config):
     return Flow(FlowConfig(**{"horizon": HORIZON, "hidden": 32, "num_layers": 1, **config}), robot=robot, seed=0)
 
 
-def make_episode(name, actions, *, start=(0.0, 0.0), human=(), demo=False, success=True, rewards=None):
-    """An episode in which each action is reached, and its labels. `human` are the ticks of a person (all, in a demo)."""
+def make_episode(
+    name,
+    actions,
+    *,
+    start=(0.0, 0.0),
+    human=(),
+    demo=False,
+    success=True,
+    rewards=None,
+    robot=ARM,
+    human_axes=None,
+):
+    """An episode in which each action is reached, and its labels. `human` are the ticks of a person (all, in a demo), who
+    drives `human_axes` (None: all)."""
     actions = np.asarray(actions, np.float32)
     num_steps = len(actions)
     seen = np.concatenate((np.asarray([start], np.float32), actions))
@@ -52,11 +78,13 @@ def make_episode(name, actions, *, start=(0.0, 0.0), human=(), demo=False, succe
         "chunk_id": np.full(num_steps, -1, np.int64),
         "chunk_index": np.zeros(num_steps, np.int64),
     }
+    if human_axes is not None:
+        columns["extra/human_axes"] = source[:, None].astype(np.bool_) & np.array(human_axes, np.bool_)
     begin = EpisodeStart(
         id=name,
         task="toy",
         prompt="",
-        robot=ARM,
+        robot=robot,
         operator="test",
         purpose=Purpose.DEMO if demo else Purpose.ONLINE,
         seed=0,
@@ -116,5 +144,5 @@ def chunks_of(policy, states, *, seed=0):
     return policy.act({"joint_pos": np.asarray(states, np.float32)}, ActContext(seed=seed)).actions
 
 
-def learner_of(algorithm, replay, **settings):
-    return Learner(algorithm=algorithm, replay=replay, robot=ARM, rng=np.random.default_rng(0), **settings)
+def learner_of(algorithm, replay, *, robot=ARM, **settings):
+    return Learner(algorithm=algorithm, replay=replay, robot=robot, rng=np.random.default_rng(0), **settings)

@@ -67,3 +67,11 @@ def test_the_worse_side_is_taken_over() -> None:
     assert np.flatnonzero(left).tolist() == [*range(6), *range(12, 18)]
     assert np.flatnonzero(right).tolist() == [*range(6, 12), *range(18, 24)]
     assert make().expert().takeover_axes(seen(0, left=0.5)) is None
+
+
+def test_a_wrong_finger_counts_for_the_worse_side() -> None:
+    """Left arm off by 0.02 of 0.05 rad, right hand off by 0.2 of 0.1."""
+    observation = seen(0, left=0.02)
+    observation.values["finger_pos"][8] += 0.2
+    axes = make(takeover_side="worse").expert().takeover_axes(observation)
+    assert axes is not None and np.flatnonzero(axes).tolist() == [*range(6, 12), *range(18, 24)]

@@ -141,6 +141,20 @@ def test_what_was_pressed_before_the_request_does_not_start_the_episode():
     assert cell.requests == ["remove the part. Then press start", "", "place the part. Then press start", ""]
 
 
+def test_no_tick_is_due_while_the_device_of_the_operator_connects():
+    """It may take seconds. The guard would take that for a control loop that hangs."""
+
+    class Connects(Person):
+        def reset(self, **of_episode):
+            beats.append(cell.board.control_ns)
+            super().reset(**of_episode)
+
+    beats = []
+    cell = Cell(home=HOME, ask="place the part", operator=Connects({3: sends(Event.START)}))
+    cell.run()
+    assert beats == [0]
+
+
 def test_a_takeover_answers_the_last_request_but_not_earlier_ones():
     drive = HumanInput(action=np.zeros(5, np.float32))
     person = Person({0: drive, 2: sends(Event.START), 4: drive, 6: sends(Event.FAILURE)})

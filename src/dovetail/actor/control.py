@@ -233,6 +233,7 @@ class ControlLoop:
             )
 
     def _reset_operator(self, order: EpisodeOrder) -> None:
+        self._board.beat_control(0)  # the first reset connects the operator's device, which may take seconds
         self._operator.reset(
             rng=stream(order.seed, f"{order.purpose}/operator", order.index), robot_minutes=order.robot_minutes
         )

@@ -54,10 +54,11 @@ class ResetExecutor:
         """None: a person wants the reset again."""
         is_last = False
         for number, step in enumerate(steps, start=1):
-            self._restart()
             is_last = number == len(steps) and isinstance(step, AskPerson)
             if isinstance(step, AskPerson):
                 reset_operator()  # what was pressed before the request does not count
+            self._restart()
+            if isinstance(step, AskPerson):
                 if not self._ask(step.text, is_last=is_last):
                     return None
                 continue

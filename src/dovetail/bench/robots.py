@@ -3,64 +3,27 @@
 from __future__ import annotations
 
 import os
-import shutil
-import subprocess
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager
 from statistics import median
 
 import numpy as np
 
 from dovetail.bench._busy_cores import busy_cores
+from dovetail.bench._robot_drivers import HZ, drivers
 from dovetail.bench.rows import Row, at_most
 from dovetail.core.clock import NS_PER_S, RealClock
 from dovetail.core.contracts import Robot
 from dovetail.processes.priority import CONTROL_PRIORITY, take_priority
 from dovetail.robots.safety import SafeRobot, SafetyConfig
 
-__all__ = ["DRIVERS", "bench"]
-
-_HZ = 50.0
-
-
-@contextmanager
-def _remote(*, camera: bool) -> Iterator[Robot]:
-    """The driver `remote` and an emulated arm in another process."""
-    import tempfile
-    from pathlib import Path
-
-    from dovetail.emulators.emulator import EmulatorProcess
-    from dovetail.robots.drivers.remote.connection import spec_of
-    from dovetail.robots.drivers.remote.driver import RemoteRobot
-    from dovetail.robots.drivers.remote.robot_side.handshake import read_token
-    from dovetail.robots.drivers.remote.settings import RemoteRobotConfig
-
-    cameras = ("cameras=[front]", "image_size=[640, 480]") if camera else ()
-    with tempfile.TemporaryDirectory(prefix="dovetail-bench-") as folder:
-        token_file = Path(folder) / "robot.token"
-        settings = (f"token_file={token_file}", f"control_hz={_HZ:g}", *cameras)
-        with EmulatorProcess("remote", *settings, prefix=_robot_computer_priority()) as emulator:
-            address = emulator.lines[0]
-            spec = spec_of(address, read_token(token_file), timeout_s=10.0)
-            link = {"address": address, "token_file": str(token_file), "timeout_s": 2.0, "max_clock_error_s": 1.0}
-            robot = RemoteRobot(RemoteRobotConfig.from_mapping({**spec, **link}))
-            try:
-                yield robot
-            finally:
-                robot.close()
-
-
-DRIVERS: Mapping[str, Callable[[], AbstractContextManager[Robot]]] = {
-    "remote": lambda: _remote(camera=False),
-    "remote, 640x480 camera": lambda: _remote(camera=True),
-}
-"""A driver and its emulator, by the name in the table."""
+__all__ = ["bench"]
 
 
 def bench(*, quick: bool) -> Iterator[Row]:
     seconds = 4.0 if quick else 60.0
-    for name, opened in DRIVERS.items():
+    for name, opened in drivers().items():
         with opened() as robot:
             yield from _latency(name, robot, seconds=seconds / 2)
             with busy_cores():
@@ -71,8 +34,8 @@ def _latency(name: str, robot: Robot, *, seconds: float) -> Iterator[Row]:
     """Calls of a driver, tick by tick. The jitter is what the slowest percent of calls takes longer than the median."""
     clock, calls_ms = RealClock(), {"observe": list[float](), "send": list[float]()}
     action = _still(robot)
-    for _ in range(round(seconds * _HZ)):
-        due_ns = clock.now_ns() + round(NS_PER_S / _HZ)
+    for _ in range(round(seconds * HZ)):
+        due_ns = clock.now_ns() + round(NS_PER_S / HZ)
         began_s = time.perf_counter()
         robot.observe()
         observed_s = time.perf_counter()
@@ -90,7 +53,7 @@ def _latency(name: str, robot: Robot, *, seconds: float) -> Iterator[Row]:
 def _late_ticks(name: str, robot: Robot, *, seconds: float) -> Row:
     """Share of ticks whose command is sent after the next tick was due, while all cores compute."""
     clock, safe = RealClock(), SafeRobot(robot, SafetyConfig(stop_after_s=5.0), RealClock())
-    period_ns, num_ticks, num_late = round(NS_PER_S / _HZ), round(seconds * _HZ), 0
+    period_ns, num_ticks, num_late = round(NS_PER_S / HZ), round(seconds * HZ), 0
     with _control_priority():
         due_ns = clock.now_ns()
         for _ in range(num_ticks):
@@ -102,7 +65,7 @@ def _late_ticks(name: str, robot: Robot, *, seconds: float) -> Row:
                 num_late += 1
                 due_ns = clock.now_ns()  # skip missed ticks, or all later ones would be late
     safe.stop()
-    label = f"{name}: {_HZ:g} Hz under load, late ticks of {num_ticks}"
+    label = f"{name}: {HZ:g} Hz under load, late ticks of {num_ticks}"
     return at_most(label, 100 * num_late / num_ticks, "%", 0.1)
 
 
@@ -118,14 +81,6 @@ def _control_priority() -> Iterator[None]:
         yield
     finally:
         os.sched_setscheduler(0, *before)
-
-
-def _robot_computer_priority() -> tuple[str, ...]:
-    """The emulator stands for another computer, which our load does not slow down."""
-    chrt = shutil.which("chrt")
-    command = () if chrt is None else (chrt, "--fifo", str(CONTROL_PRIORITY))
-    is_allowed = command and subprocess.run([*command, "true"], capture_output=True, check=False).returncode == 0
-    return command if is_allowed else ()
 
 
 def _still(robot: Robot) -> np.ndarray[tuple[int, ...], np.dtype[np.float32]]:

@@ -24,7 +24,7 @@ import numpy.typing as npt
 
 from dovetail.core.errors import SpecMismatch, did_you_mean
 
-__all__ = ["FRAMES", "KINDS", "ActionPart", "PartKind", "derived_parts"]
+__all__ = ["FRAMES", "KINDS", "ActionPart", "PartKind", "derived_parts", "drives_in_parts"]
 
 _MEASURED = re.compile(r"^([^\[\]]+)(?:\[(\d+):(\d+)\])?$")
 _LARGEST = float(np.finfo(np.float32).max)
@@ -207,6 +207,12 @@ class ActionPart:
 
     def _wrong(self, what: str, advice: str, hint: str = "") -> SpecMismatch:
         return SpecMismatch(f"action part '{self.name}': {what}: {advice}{'.' + hint if hint else ''}")
+
+
+def drives_in_parts(parts: Sequence[ActionPart]) -> bool:
+    """Whether a person may take over one of several moving parts, such as one of two arms, while the policy drives the
+    others."""
+    return sum(part.kind != "gripper" for part in parts) > 1
 
 
 def derived_parts(

@@ -423,6 +423,7 @@ class SampleRequest:
     next_observations: bool = True  # needed for bootstrapping
     prompts: bool = False  # the task's text as `prompt` [B, L] (core.prompts)
     achieved: bool = False  # achieved actions as `achieved` (core.achieved)
+    human_axes: bool = False  # the axes that a person drove, if the robot has several moving parts
     when_empty: View | None = None  # sampled instead of an empty view
     waits: bool = False
     shares: Mapping[str, tuple[View, View]] = field(

@@ -12,7 +12,7 @@ import time
 
 import numpy as np
 
-from dovetail.core.abilities import Leader
+from dovetail.core.abilities import Leader, StartsSlowly
 from dovetail.core.clock import NS_PER_S
 from dovetail.core.errors import UsageError, one_line
 from dovetail.core.types import Array
@@ -46,8 +46,9 @@ class LeaderReader:
             self._answered.clear()
             self._thread = threading.Thread(target=self._run, name="leader", daemon=True)
             self._thread.start()
-            if not self._answered.wait(_OPEN_S):
-                self._problem = UsageError(f"it has not answered for {_OPEN_S:g} s")
+            open_s = self._device.start_timeout_s if isinstance(self._device, StartsSlowly) else _OPEN_S
+            if not self._answered.wait(open_s):
+                self._problem = UsageError(f"it has not answered for {open_s:g} s")
             if self._problem is not None:
                 problem = self._problem
                 self.close()

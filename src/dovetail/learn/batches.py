@@ -46,6 +46,8 @@ def batch_arrays(request: SampleRequest, robot: RobotSpec) -> dict[str, Array]:
                 "observation 'ee_pose' for ee_delta actions, 'joint_pos' for joint targets, or one named 'achieved'"
             )
         arrays["achieved"] = np.zeros_like(arrays["action"])
+    if request.human_axes and EMBODIMENT not in robot.observation:
+        arrays["human_axes"] = np.zeros_like(arrays["action"], np.bool_)
     if EMBODIMENT in robot.observation:  # several arms: see learn.mixed_replay
         arrays["embodiment"] = np.zeros(num_rows, np.int64)
         arrays["action_mask"] = np.zeros((num_rows, *robot.action.shape), np.bool_)

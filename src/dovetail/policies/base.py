@@ -29,6 +29,7 @@ from dovetail.policies.images.encoders import EncoderConfig, FrozenEncoder, dept
 from dovetail.policies.inputs import zero_inputs
 from dovetail.policies.normalizer import Normalizer
 from dovetail.policies.random_draws import normal
+from dovetail.policies.relative_targets import RelativeTargets
 
 __all__ = ["AxisMasks", "NetworkPolicy", "policy_spec"]
 
@@ -52,7 +53,12 @@ class NetworkPolicy(ABC):
     axis_masks: AxisMasks | None = None  # set by a policy that wraps this one for several arms
 
     def __init__(
-        self, spec: PolicySpec, components: Mapping[str, ComponentConfig], *, encoder: EncoderConfig | None = None
+        self,
+        spec: PolicySpec,
+        components: Mapping[str, ComponentConfig],
+        *,
+        encoder: EncoderConfig | None = None,
+        relative: RelativeTargets | None = None,
     ) -> None:
         low, high = spec.action.bounds
         self._spec, self._component_configs = spec, components
@@ -66,6 +72,10 @@ class NetworkPolicy(ABC):
             self._feature_specs = {key: self._frozen_encoder.spec(spec.observation[key]) for key in self._images}
         self._encoder = nn.ModuleDict()  # the trainable part
         self._center, self._scale = (low + high) / 2, np.maximum((high - low) / 2, 1e-6)
+        self._relative = relative
+        if relative is not None:
+            self._center = np.where(relative.mask, np.float32(0.0), self._center)
+            self._scale = np.where(relative.mask, relative.reach, self._scale)
         self._normalizer = Normalizer({key: s.shape[0] for key, s in spec.observation.items() if not s.is_picture})
         self._limits: dict[torch.device, Tensor] = {}
         self._version = 0
@@ -185,18 +195,28 @@ class NetworkPolicy(ABC):
         # copies, because torch warns of read-only arrays
         return {key: torch.tensor(value, device=self._device) for key, value in observations.items()}
 
-    def normalize_actions(self, actions: Tensor) -> Tensor:
+    def normalize_actions(self, actions: Tensor, observations: Mapping[str, Tensor] | None = None) -> Tensor:
         device = actions.device
         if device not in self._limits:
             limits = torch.stack((torch.from_numpy(self._center), torch.from_numpy(self._scale)))
             self._limits[device] = limits.to(device)
         center, scale = self._limits[device]
+        if self._relative is not None:
+            if observations is None:
+                raise UsageError("policy.relative_parts needs the observations of the actions to normalize")
+            origin = self._relative.origin(observations)
+            actions = actions - origin.view(len(origin), *(1,) * (actions.ndim - 2), -1)
         normalized: Tensor = ((actions - center) / scale).clamp(-1.0, 1.0)
         return normalized
 
-    def _chunk(self, normalized: Tensor, **extras: Tensor) -> ActionChunk:
-        """Convert normalized actions [B, H, A] to the robot's units."""
+    def _chunk(
+        self, normalized: Tensor, inputs: Mapping[str, Tensor] | None = None, **extras: Tensor
+    ) -> ActionChunk:
+        """Convert normalized actions [B, H, A] to the robot's units. Relative ones need the policy's inputs."""
         actions = (normalized.cpu().numpy() * self._scale + self._center).astype(np.float32)
+        if self._relative is not None and inputs is not None:
+            low, high = self._spec.action.bounds
+            actions = np.clip(actions + self._relative.origin(inputs)[:, None].cpu().numpy(), low, high)
         return ActionChunk(
             actions=actions,
             observed_ns=0,

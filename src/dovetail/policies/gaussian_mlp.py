@@ -15,6 +15,7 @@ from dovetail.policies.discrete_gripper import KEEP, NUM_CHOICES, gripper_axis, 
 from dovetail.policies.embodiments.canonical_space import EMBODIMENT
 from dovetail.policies.networks import masked_mse, mlp
 from dovetail.policies.random_draws import integers, seeded_generator, uniform
+from dovetail.policies.relative_targets import RelativeTargets
 from dovetail.policies.settings import GaussianMLPConfig
 from dovetail.policies.tanh_gaussian import mean_and_log_std, sample_tanh_gaussian, unclamped_log_std
 
@@ -35,7 +36,8 @@ class GaussianMLP(NetworkPolicy):
             images=True,
             horizon=config.horizon,
         )
-        super().__init__(spec, config.components, encoder=config.encoder)
+        relative = RelativeTargets.of(config.relative_parts, robot, spec) if config.relative_parts else None
+        super().__init__(spec, config.components, encoder=config.encoder, relative=relative)
         self._config = config
         discrete = config.gripper == "discrete"
         self._axis = gripper_axis(spec) if discrete else -1
@@ -75,7 +77,7 @@ class GaussianMLP(NetworkPolicy):
                 )
                 choice = torch.where(choice == 0.0, self._last_command(inputs["gripper"]), choice)
                 actions = torch.cat((actions[:, : self._axis], choice, actions[:, self._axis :]), 1)
-        return self._chunk(actions.view(len(actions), self._spec.horizon, -1))
+        return self._chunk(actions.view(len(actions), self._spec.horizon, -1), inputs)
 
     def _choose(self, values: Tensor, *, explore: bool, generator: Generator | None) -> Tensor:
         """-1 to close, 0 to keep, 1 to open: [B, 1]."""
@@ -153,11 +155,10 @@ class GaussianMLP(NetworkPolicy):
         mean, _ = self._distribution(features)
         if self._grasp is not None:
             keep = [axis for axis in range(actions.shape[-1]) if axis != self._axis]
-            mask = None if mask is None else mask.reshape(len(mean))
+            mask = None if mask is None else mask.reshape(len(mean), -1).any(-1)
             motion = masked_mse(torch.tanh(mean), actions[:, keep], mask)
             return motion + margin_loss(self._grasp(features), actions[:, self._axis] > 0.0, mask)
         predicted = torch.tanh(mean).view(self._shape(mean))
-        mask = None if mask is None else mask.reshape(predicted.shape[:2])
         return masked_mse(predicted, actions.reshape_as(predicted), mask, self._axis_mask(features))
 
     def _shape(self, mean: Tensor) -> tuple[int, int, int]:

@@ -52,17 +52,20 @@ class _MLP(nn.Sequential):
 
 
 def masked_mse(predicted: Tensor, target: Tensor, mask: Tensor | None, axis_mask: Tensor | None = None) -> Tensor:
-    """The mean squared error over [..., A] where `mask` [...] and `axis_mask` [B, A] are true. Other values do not matter,
-    even NaN."""
+    """The mean squared error over [..., A] where `mask`, [...] or [..., A], and `axis_mask` [B, A] are true. Other values do
+    not matter, even NaN."""
+    if mask is not None:
+        mask = mask.reshape(*predicted.shape[:-1], -1)  # [..., 1] or [..., A]
     if axis_mask is not None:
         valid = axis_mask.view(len(axis_mask), *(1,) * (predicted.ndim - 2), -1).expand_as(predicted)
-        valid = valid if mask is None else valid & mask[..., None]
+        valid = valid if mask is None else valid & mask
         error = torch.where(valid, predicted, 0.0) - torch.where(valid, target, 0.0)
         return error.square().sum() / valid.sum().clamp(min=1)
     if mask is None:
         return functional.mse_loss(predicted, target)
-    target = torch.where(mask[..., None], target, predicted.detach())
-    return functional.mse_loss(predicted, target, reduction="sum") / (mask.sum().clamp(min=1) * target.shape[-1])
+    target = torch.where(mask, target, predicted.detach())
+    num_valid = mask.sum().clamp(min=1) * (target.shape[-1] // mask.shape[-1])
+    return functional.mse_loss(predicted, target, reduction="sum") / num_valid
 
 
 def repeat_last_action(actions: Tensor, mask: Tensor) -> Tensor:

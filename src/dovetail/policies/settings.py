@@ -112,6 +112,8 @@ class GaussianMLPConfig(NetworkPolicyConfig):
     """Number of control ticks of history per key; other keys have 1."""
     horizon: int = Field(default=1, ge=1)
     """Number of actions in a chunk."""
+    relative_parts: tuple[str, ...] = ()
+    """Action parts whose targets are learned as offsets from the measured position. Use it for joint targets."""
     encoder: EncoderConfig = EncoderConfig()
     """The image encoder."""
     state_features: int = Field(default=64, ge=1)
@@ -141,6 +143,8 @@ class FlowConfig(NetworkPolicyConfig):
     """Size of the hidden layers."""
     num_layers: int = Field(default=3, ge=1)
     """Number of residual layers."""
+    relative_parts: tuple[str, ...] = ()
+    """Action parts whose targets are learned as offsets from the measured position. Use it for joint targets."""
     encoder: EncoderConfig = EncoderConfig(features=64)
     """The image encoder."""
     prompt_features: int = Field(default=0, ge=0)

@@ -15,7 +15,8 @@ __all__ = ["ExplainsAbilities", "HasDiscreteGripper", "TrainablePolicy", "Valued
 
 @runtime_checkable
 class TrainablePolicy(Policy, Protocol):
-    """A policy with parameters. Actions in torch are normalized: the limits of the spec are -1 and 1."""
+    """A policy with parameters. Actions in torch are normalized to -1 ... 1: by the limits of the spec, or by how far an
+    axis can move during a chunk (`policy.relative_parts`)."""
 
     @property
     def components(self) -> Mapping[str, nn.Module]:
@@ -43,10 +44,11 @@ class TrainablePolicy(Policy, Protocol):
     def imitation_loss(
         self, features: Tensor, actions: Tensor, mask: Tensor | None = None, *, generator: Generator | None = None
     ) -> Tensor:
-        """The behavior cloning loss for normalized actions [B, A] or chunks [B, H, A]. The loss ignores actions where
-        `mask` [B, H] is false, even NaN. Random numbers come from `generator`."""
+        """The behavior cloning loss for normalized actions [B, A] or chunks [B, H, A]. The loss ignores actions, or axes of
+        actions, where `mask`, [B, H] or [B, H, A], is false, even NaN. Random numbers come from `generator`."""
 
-    def normalize_actions(self, actions: Tensor) -> Tensor: ...
+    def normalize_actions(self, actions: Tensor, observations: Mapping[str, Tensor] | None = None) -> Tensor:
+        """Actions [B, A] or chunks [B, H, A]. Relative ones need the policy's inputs at the time of the chunk."""
 
     def weights(self, components: Mapping[str, nn.Module] | None = None) -> Mapping[str, Mapping[str, Array]]:
         """All arrays that an actor needs, from the policy's components or from other `components` of the same shape.

@@ -69,6 +69,9 @@ def make_block(
         "human": steps["source"] == Source.HUMAN,
         "policy_version": steps["policy_version"],
     }
+    if "human_axes" in files.layout.columns:  # without the column, a person drives all axes
+        recorded = steps.get("extra/human_axes")
+        columns["human_axes"] = np.ones(steps["executed"].shape, np.bool_) if recorded is None else recorded
     if "achieved" in files.layout.columns:
         columns["achieved"] = np.full_like(steps["executed"], np.nan)
     if end_columns is not None:

@@ -10,14 +10,17 @@ from typing import Any
 import numpy as np
 
 from dovetail.core.achieved import measures_achieved
+from dovetail.core.action_parts import drives_in_parts
 from dovetail.core.errors import UsageError, did_you_mean
 from dovetail.core.prompts import PROMPT_BYTES
 from dovetail.core.specs import ArraySpec, RobotSpec
 
-__all__ = ["MAX_CAMERAS", "SCHEMA", "TABLES", "Layout", "low_dimensional"]
+__all__ = ["MAX_CAMERAS", "SCHEMA", "STEP_COLUMNS", "TABLES", "Layout", "low_dimensional"]
 
-SCHEMA = 3
+SCHEMA = 4
 MAX_CAMERAS = 16
+STEP_COLUMNS = ("action", "achieved", "human", "human_axes", "policy_version")
+"""What a batch can have of each step of a chunk."""
 _MAX_RECORDS = 1_000_000  # per table; beyond it the oldest episodes are evicted
 
 # Texts are cut to the size of their field. Comparisons cut both sides.
@@ -93,6 +96,7 @@ class Layout:
     def columns(self) -> Mapping[str, ArraySpec]:
         observations = {f"observation/{k}": self.robot.observation[k] for k in self.keys if k not in self.cameras}
         number = ArraySpec(shape=(), dtype="int64")
+        in_parts = drives_in_parts(self.robot.parts)
         return {
             **observations,
             **{f"frame/{key}": number for key in self.cameras},
@@ -101,6 +105,7 @@ class Layout:
             "reward": ArraySpec(shape=()),
             "discount": ArraySpec(shape=()),
             "human": ArraySpec(shape=(), dtype="bool"),
+            **({"human_axes": ArraySpec(shape=self.robot.action.shape, dtype="bool")} if in_parts else {}),
             "policy_version": number,
             "born": number,  # rows ever appended before this one; a moved row keeps its number
             "previous": number,  # rows of an episode are linked because several robots append in turns

@@ -15,7 +15,7 @@ from dovetail.core.disk import load_json, read_file
 from dovetail.core.errors import StoreError
 from dovetail.core.policy_rate import to_steps
 from dovetail.core.types import Array, Window
-from dovetail.replay._layout import SCHEMA, Layout
+from dovetail.replay._layout import SCHEMA, STEP_COLUMNS, Layout
 from dovetail.replay._rings import Counters, Ring, fence, ring_paths
 
 __all__ = ["CopyThreads", "ReaderFiles"]
@@ -153,7 +153,7 @@ class ReaderFiles:
                     jobs.append((key, seen[:, -1] if num_wanted is None else seen[:, back::ticks], out))
             elif name == "action/mask":
                 out[:] = alive[:, :horizon:ticks]
-            elif name in ("action", "achieved", "human", "policy_version"):
+            elif name in STEP_COLUMNS:
                 if ticks > 1:
                     self._read_combined(name, steps[:, :horizon], alive[:, :horizon], ticks, out)
                     continue
@@ -171,8 +171,8 @@ class ReaderFiles:
         if name in ("action", "achieved"):
             found = to_steps(self.layout.robot.parts, values, ticks, exists=alive)  # [B, H, A]
         else:
-            by_step = values.reshape(len(values), -1, ticks)
-            found = by_step.max(axis=-1) if name == "human" else by_step[..., 0]
+            by_step = values.reshape(len(values), -1, ticks, *values.shape[2:])
+            found = by_step.max(axis=2) if name == "human" else by_step[:, :, 0]
         out[:] = found.reshape(out.shape)
 
     def _steps_from(self, rows: Array, num_steps: int, head_row: int) -> tuple[Array, Array, list[Array]]:

@@ -16,7 +16,7 @@ import numpy as np
 from dovetail.core.errors import StoreError, UsageError, did_you_mean
 from dovetail.core.prompts import MAX_PROMPT_BYTES
 from dovetail.core.types import Array, View, Window
-from dovetail.replay._layout import Layout
+from dovetail.replay._layout import STEP_COLUMNS, Layout
 from dovetail.replay._prompts import PromptFiles
 from dovetail.replay._reader_files import CopyThreads, ReaderFiles
 from dovetail.replay._rings import fence
@@ -129,7 +129,7 @@ def _expected(name: str, window: Window, layout: Layout) -> tuple[tuple[int, ...
     ahead = (window.horizon,) if window.horizon > 1 else ()
     if name == "action/mask" and ahead:
         return ahead, np.dtype(bool)
-    if name in ("action", "achieved", "human", "policy_version") and name in layout.columns:
+    if name in STEP_COLUMNS and name in layout.columns:
         spec = layout.columns[name]
         return (*ahead, *spec.shape), np.dtype(spec.dtype)
     if name in ("reward", "discount"):

@@ -109,7 +109,7 @@ class ReachExpert:
         """Mask, bool [24], of the axes to take over; None: all. The policy keeps the others."""
         if self._config.takeover_side == "both":
             return None
-        worse = _SIDES[_worse_side(observation)]
+        worse = _SIDES[self._worse_side(observation)]
         side = np.zeros(12, np.bool_)
         side[worse] = True
         return np.concatenate((side, side))
@@ -118,6 +118,14 @@ class ReachExpert:
         """Never 1: the task judges success."""
         error_rad, finger_error = errors(observation)
         return min(0.99, float(np.exp(-2.0 * error_rad - 0.5 * finger_error)))
+
+    def _worse_side(self, observation: Observation) -> str:
+        """By joints and fingers, relative to their tolerances."""
+        values, config = observation.values, self._config
+        arms = np.abs(values["joint_pos"] - values["arm_target"]) / config.tolerance_rad
+        fingers = np.abs(values["finger_pos"] - values["finger_target"]) / config.finger_tolerance
+        off = np.maximum(arms, fingers)
+        return max(_SIDES, key=lambda side: float(off[_SIDES[side]].max()))
 
     def _towards(self, here: Array, target: Array, step: float) -> Array:
         move = np.clip(target - here, -step * self._pace, step * self._pace)
@@ -131,12 +139,3 @@ def errors(observation: Observation) -> tuple[float, float]:
     arms = np.abs(values["joint_pos"] - values["arm_target"])
     fingers = np.abs(values["finger_pos"] - values["finger_target"])
     return float(arms.max()), float(fingers.max())
-
-
-def _worse_side(observation: Observation) -> str:
-    values = observation.values
-    off = {
-        side: float(np.abs(values["joint_pos"] - values["arm_target"])[axes].max())
-        for side, axes in _SIDES.items()
-    }
-    return max(off, key=lambda side: off[side])

@@ -1,10 +1,21 @@
+import os
 import shutil
+import subprocess
 import tempfile
 from pathlib import Path
 
 import pytest
 
 from support.lerobot_arm import ArmFolder, end_bridges
+
+
+@pytest.fixture(scope="session")
+def python() -> str:
+    """LeRobot's interpreter. The first use makes its environment, unless LEROBOT_ENV names one."""
+    repository = Path(__file__).parents[3]
+    environment = Path(os.environ.get("LEROBOT_ENV", repository / ".venv-lerobot"))
+    subprocess.run([repository / "scripts" / "lerobot-env", environment], check=True)
+    return str(environment / "bin" / "python")
 
 
 @pytest.fixture

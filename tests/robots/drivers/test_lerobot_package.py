@@ -7,11 +7,9 @@ else one is.
 from __future__ import annotations
 
 import json
-import os
 import random
 import subprocess
 import time
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -29,15 +27,7 @@ from support.lerobot_arm import wait_for
 
 pytestmark = pytest.mark.slow
 
-REPOSITORY = Path(__file__).parents[3]
 TICK_RAD = 2 * np.pi / 4096
-
-
-@pytest.fixture(scope="session")
-def python() -> str:
-    environment = Path(os.environ.get("LEROBOT_ENV", REPOSITORY / ".venv-lerobot"))
-    subprocess.run([REPOSITORY / "scripts" / "lerobot-env", environment], check=True)
-    return str(environment / "bin" / "python")
 
 
 @pytest.fixture

@@ -1,6 +1,7 @@
 """A LeRobot leader arm behind the bridge."""
 
 import math
+import os
 import time
 
 import numpy as np
@@ -41,6 +42,19 @@ def test_positions_have_the_axes_and_units_of_the_follower(make, arm):
 def test_events_have_the_names_of_lerobot(make):
     events = make().events()
     assert events["success"] is True and events["failure"] is False and len(events) == 5
+
+
+def test_the_bridge_does_not_inherit_the_real_time_priority_of_the_control_process(make, arm):
+    try:
+        os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))
+    except PermissionError:
+        pytest.skip("this user may not use real-time priorities")
+    try:
+        leader = make()
+        leader.read()
+    finally:
+        os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
+    assert os.sched_getscheduler(leader._link.pid) == os.SCHED_OTHER
 
 
 def test_a_leader_that_follows_moves_slowly_and_release_takes_its_torque(make, arm):

@@ -32,6 +32,7 @@ from dovetail.core.abilities.operators import (
     Pauses,
     Restarts,
     Resumes,
+    StartsSlowly,
     WatchesStop,
 )
 from dovetail.core.abilities.plugins import Closes, HasName, HasVersion, NeedsPackages
@@ -148,6 +149,7 @@ __all__ = [
     "Shards",
     "SlowLabeler",
     "StagesWeights",
+    "StartsSlowly",
     "StopConnection",
     "TakesOverPart",
     "UsesBuffers",

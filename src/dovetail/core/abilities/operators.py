@@ -18,6 +18,7 @@ __all__ = [
     "Pauses",
     "Restarts",
     "Resumes",
+    "StartsSlowly",
     "WatchesStop",
 ]
 
@@ -68,6 +69,15 @@ class Leader(Protocol):
 
     def close(self) -> None:
         """Release it and close the connection."""
+
+
+@runtime_checkable
+class StartsSlowly(Protocol):
+    """A leader whose first reading may take longer than 10 s, for example because a process starts for it."""
+
+    @property
+    def start_timeout_s(self) -> float:
+        """Seconds after which a leader without a reading is an error."""
 
 
 @runtime_checkable

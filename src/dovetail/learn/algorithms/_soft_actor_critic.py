@@ -127,7 +127,7 @@ class SoftActorCritic:
 
     def _executed_actions(self, batch: Mapping[str, Tensor]) -> Tensor:
         """Normalized actions [B, A], or chunks [B, H * A] in which the last action repeats past the episode's end."""
-        actions = self._policy.normalize_actions(batch["action"])
+        actions = self._policy.normalize_actions(batch["action"], observations_of(batch, "observation"))
         if self._horizon > 1:
             actions = repeat_last_action(actions, batch["action/mask"]).flatten(1)
         return actions

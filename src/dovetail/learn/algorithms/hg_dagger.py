@@ -1,7 +1,8 @@
 """HG-DAgger: clone demonstrations and an operator's corrections (Kelly et al., 2019).
 
 The operator takes over when the policy errs, so corrections are in states that the policy reaches. Only whole chunks of a
-correction are cloned: a chunk that the policy finished is not the operator's plan.
+correction are cloned: a chunk that the policy finished is not the operator's plan. If the operator takes over one of two
+arms, the axes of that arm are cloned.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
+from dovetail.core.action_parts import drives_in_parts
 from dovetail.core.types import SampleRequest, View, Window
 from dovetail.learn.algorithms.settings import HGDAggerConfig
 from dovetail.learn.descent import Descent
@@ -49,6 +51,7 @@ class HGDAgger(Descent):
             window=Window(horizon=spec.horizon, history=spec.history),
             next_observations=False,
             prompts=spec.prompted,
+            human_axes=drives_in_parts(spec.parts),
             when_empty=View(part="prior", min_source_run=spec.horizon),  # while one of the two has no steps
             waits=True,
             shares={"whole_correction": (whole_corrections, View(part="human"))},
@@ -60,8 +63,12 @@ class HGDAgger(Descent):
         return {"imitation_loss": step[0].item()} if step else {}
 
     def _loss(self, batch: Mapping[str, Tensor]) -> tuple[Tensor, Tensor | float]:
-        features = self._policy.features(self._observations(batch))
-        actions = self._policy.normalize_actions(batch["action"])
+        observations = self._observations(batch)
+        features = self._policy.features(observations)
+        actions = self._policy.normalize_actions(batch["action"], observations)
         mask = batch["action/mask"] if self._policy.spec.horizon > 1 else None  # false past a demonstration's end
+        if "human_axes" in batch.keys():  # noqa: SIM118 - a TensorDict is not a dict
+            driven = batch["human_axes"]  # the policy drove the others, and must not imitate itself
+            mask = driven if mask is None else driven & mask[..., None]
         loss = self._policy.imitation_loss(features, actions, mask, generator=self._generator)
         return loss, float(len(actions)) if mask is None else mask.sum()

@@ -117,8 +117,9 @@ class HiORS(Descent):
         mask, correction, single = batch["kept"], batch["correction"], self._parallel.size == 1
         if single and not mask.any():
             return None
-        features = self._policy.features(self._observations(batch))
-        actions = self._policy.normalize_actions(batch["target"])
+        observations = self._observations(batch)
+        features = self._policy.features(observations)
+        actions = self._policy.normalize_actions(batch["target"], observations)
         losses, weights = [], []
         for rows, weight in ((correction, self._config.correction_weight), (~correction, 1.0)):
             num_actions = int(mask[rows].sum())

@@ -44,8 +44,9 @@ class Imitation(Descent):
         return {"imitation_loss": step[0].item()} if step else {}
 
     def _loss(self, batch: Mapping[str, Tensor]) -> tuple[Tensor, Tensor | float]:
-        features = self._policy.features(self._observations(batch))
-        actions = self._policy.normalize_actions(batch["action"])
+        observations = self._observations(batch)
+        features = self._policy.features(observations)
+        actions = self._policy.normalize_actions(batch["action"], observations)
         mask = None
         if (
             self._policy.spec.horizon > 1

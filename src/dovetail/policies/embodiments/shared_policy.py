@@ -218,9 +218,13 @@ class SharedPolicy:
     ) -> Tensor:
         padded = actions.new_zeros((*actions.shape[:-1], self.canonical.canonical_space.num_actions))
         padded[..., self._axes] = actions
+        if mask is not None and mask.shape == actions.shape:
+            padded_mask = torch.zeros_like(padded, dtype=torch.bool)
+            padded_mask[..., self._axes] = mask
+            mask = padded_mask
         return self.canonical.imitation_loss(features, padded, mask, generator=generator)
 
-    def normalize_actions(self, actions: Tensor) -> Tensor:
+    def normalize_actions(self, actions: Tensor, observations: Mapping[str, Tensor] | None = None) -> Tensor:
         center, scale = self._center.to(actions.device), self._scale.to(actions.device)
         return ((actions - center) / scale).clamp(-1.0, 1.0)
 

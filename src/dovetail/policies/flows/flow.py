@@ -15,6 +15,7 @@ from dovetail.policies.base import NetworkPolicy, policy_spec
 from dovetail.policies.flows.guidance import Committed, committed_actions, guided_velocity
 from dovetail.policies.networks import DenoisingMLP, PromptEncoder, masked_mse, repeat_last_action
 from dovetail.policies.random_draws import normal, seeded_generator, uniform
+from dovetail.policies.relative_targets import RelativeTargets
 from dovetail.policies.settings import FlowConfig
 
 __all__ = ["Flow", "FlowConfig"]
@@ -38,20 +39,18 @@ class Flow(NetworkPolicy):
 
     def __init__(self, config: FlowConfig, *, robot: RobotSpec, seed: int = 0) -> None:
         self._config = config
-        super().__init__(
-            policy_spec(
-                self.name,
-                robot,
-                inputs=config.inputs,
-                history=config.history,
-                images=True,
-                horizon=config.horizon,
-                guidable=True,
-                prompted=config.prompt_features > 0,
-            ),
-            config.components,
-            encoder=config.encoder,
+        spec = policy_spec(
+            self.name,
+            robot,
+            inputs=config.inputs,
+            history=config.history,
+            images=True,
+            horizon=config.horizon,
+            guidable=True,
+            prompted=config.prompt_features > 0,
         )
+        relative = RelativeTargets.of(config.relative_parts, robot, spec) if config.relative_parts else None
+        super().__init__(spec, config.components, encoder=config.encoder, relative=relative)
         self._chunk_shape = (config.horizon, robot.action.shape[0])
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
@@ -72,11 +71,11 @@ class Flow(NetworkPolicy):
         """A chunk for each row. With a prefix, the chunk continues it; NaN actions of the prefix are unknown."""
         # no inference_mode, because guidance needs derivatives
         with torch.inference_mode(False), torch.no_grad():
-            features = self.features(self._tensors(observations))
-            normalized = self._integrate(
-                features, self._noise(features, context), self._committed(len(features), context)
-            )
-        return self._chunk(normalized.clamp(-1.0, 1.0))
+            inputs = self._tensors(observations)
+            features = self.features(inputs)
+            committed = self._committed(len(features), inputs, context)
+            normalized = self._integrate(features, self._noise(features, context), committed)
+        return self._chunk(normalized.clamp(-1.0, 1.0), inputs)
 
     # ---- TrainablePolicy: torch
 
@@ -106,8 +105,8 @@ class Flow(NetworkPolicy):
     ) -> Tensor:
         actions = actions.reshape(-1, *self._chunk_shape)
         if mask is not None:
-            mask = mask.view(actions.shape[:2])
-            actions = repeat_last_action(actions, mask)
+            exists = mask.reshape(*actions.shape[:2], -1).any(-1)
+            actions = repeat_last_action(actions, exists)
         noise = normal(actions.shape, generator=generator, device=actions.device)
         # up to half a step after the last time that acting uses: an error in x_1 counts by 1 / (1 - t)^2, so later times
         # would dominate the loss
@@ -136,11 +135,11 @@ class Flow(NetworkPolicy):
             return self._randn(features, (1, *self._chunk_shape), generator).expand(len(features), -1, -1)
         return self._randn(features, (len(features), *self._chunk_shape), generator)
 
-    def _committed(self, num_rows: int, context: ActContext) -> Committed | None:
+    def _committed(self, num_rows: int, inputs: Mapping[str, Tensor], context: ActContext) -> Committed | None:
         return committed_actions(
             context,
             shape=(num_rows, *self._chunk_shape),
-            normalize=self.normalize_actions,
+            normalize=lambda actions: self.normalize_actions(actions, inputs),
             schedule=self._config.guidance.schedule,
             device=self._device,
         )

@@ -104,14 +104,15 @@ class FlowActor(NetworkPolicy):
         """Flow matching on the actions before tanh."""
         ends = torch.atanh(actions.reshape(-1, self._num_actions).clamp(-_MAX_ACTION, _MAX_ACTION))
         if mask is not None:
-            ends = torch.where(mask.reshape(-1, 1), ends, 0.0)
+            mask = mask.reshape(len(ends), -1)
+            ends = torch.where(mask, ends, 0.0)
         noise = normal(ends.shape, generator=generator, device=ends.device)
         # not up to 1, because an error in the end counts by 1 / (1 - t)^2
         t = uniform((len(ends),), generator=generator, device=ends.device) * (1.0 - 0.5 / self.num_flow_steps)
         x = torch.lerp(noise, ends, t[:, None])
         axis_mask = self._axis_mask(features)
         predicted = self._velocity(x, features, t, axis_mask)
-        return masked_mse(predicted, ends - noise, None if mask is None else mask.reshape(-1), axis_mask)
+        return masked_mse(predicted, ends - noise, mask, axis_mask)
 
     def _noise_shape(self, features: Tensor) -> tuple[int, int, int]:
         """The start of a path and the noise of each step."""

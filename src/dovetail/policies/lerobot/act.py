@@ -88,9 +88,9 @@ class Act(LeRobotPolicy):
         """The mean absolute error of known actions, plus `kl_weight` times the divergence of their chunk's style."""
         config = self._config
         actions = actions.reshape(len(features), config.horizon, -1)
-        known = torch.ones(actions.shape[:2], dtype=torch.bool, device=actions.device)
+        valid = torch.ones_like(actions, dtype=torch.bool) if mask is None else _by_axis(mask, actions)
+        known = valid.any(-1)  # [B, H]
         if mask is not None:
-            known = mask.view(actions.shape[:2])
             actions = repeat_last_action(actions, known)
         noise = normal((len(actions), config.style_size), generator=generator, device=actions.device)
         predicted, mean, log_variance = self._actor(
@@ -98,7 +98,7 @@ class Act(LeRobotPolicy):
             Style(actions=actions, known=known, noise=noise),
             drop=dropout(self._config.dropout, generator),
         )
-        errors = (predicted - actions).abs().mean(-1)  # [B, H]
+        errors = torch.where(valid, predicted - actions, 0.0).abs().sum(-1) / valid.sum(-1).clamp(min=1)  # [B, H]
         losses = errors + config.kl_weight * style_divergence(mean, log_variance)[:, None]
         return torch.where(known, losses, 0.0).sum() / known.sum().clamp(min=1)
 
@@ -106,3 +106,8 @@ class Act(LeRobotPolicy):
 def style_divergence(mean: Tensor, log_variance: Tensor) -> Tensor:
     """The Kullback-Leibler divergence of N(mean, variance) from N(0, 1), [B, S] -> [B]."""
     return 0.5 * (mean.square() + log_variance.exp() - 1.0 - log_variance).sum(-1)
+
+
+def _by_axis(mask: Tensor, actions: Tensor) -> Tensor:
+    """A mask of actions, [B, H], or of their axes, [B, H, A], as [B, H, A]."""
+    return mask.reshape(*actions.shape[:2], -1).expand_as(actions)

@@ -129,11 +129,11 @@ class Diffusion(LeRobotPolicy):
         """The mean squared error of the predicted noise (or of the clean actions) over known actions."""
         actions = actions.reshape(len(features), self._spec.horizon, -1)
         if mask is not None:
-            mask = mask.view(actions.shape[:2])
-            actions = repeat_last_action(actions, mask)
+            mask = mask.reshape(*actions.shape[:2], -1)  # [B, H, 1], or of each axis
+            actions = repeat_last_action(actions, mask.any(-1))
         if self._num_past:  # not in the batch; the network expects some, so they repeat the first action
             actions = _with_past(actions, self._num_past)
-            mask = None if mask is None else _with_past(mask[..., None], self._num_past)[..., 0]
+            mask = None if mask is None else _with_past(mask, self._num_past)
         schedule, device = self._noise_schedule, actions.device
         noise = normal(actions.shape, generator=generator, device=device)
         levels = integers(0, schedule.num_train_steps, (len(actions),), generator=generator, device=device)

@@ -152,11 +152,13 @@ class LeRobotPolicy(NetworkPolicy):
 
     # ---- actions
 
-    def normalize_actions(self, actions: Tensor) -> Tensor:
+    def normalize_actions(self, actions: Tensor, observations: Mapping[str, Tensor] | None = None) -> Tensor:
         normalized = self._normalizer(ACTION, actions[..., self._order(actions.device)])
         return normalized.clamp(-1.0, 1.0) if self._folder is None else normalized
 
-    def _chunk(self, normalized: Tensor, **extras: Tensor) -> ActionChunk:
+    def _chunk(
+        self, normalized: Tensor, inputs: Mapping[str, Tensor] | None = None, **extras: Tensor
+    ) -> ActionChunk:
         """Convert normalized actions [B, H, A] of the network to the robot's units, order and limits."""
         found = self._normalizer.revert(ACTION, normalized).cpu().numpy()
         actions = np.empty_like(found)

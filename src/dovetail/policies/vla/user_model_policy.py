@@ -92,7 +92,7 @@ class UserModelPolicy(NetworkPolicy):
             sampled = self._model.sample(features, deterministic=context.deterministic)
             extras = {} if context.deterministic else self._extras(features, sampled)
             normalized = self._normalized(sampled.actions).clamp(-1.0, 1.0)
-        return self._chunk(normalized, **extras)
+        return self._chunk(normalized, inputs, **extras)
 
     def _extras(self, features: Any, sampled: Sampled) -> dict[str, Tensor]:
         return {}
@@ -156,7 +156,7 @@ class _TrainableVla(UserModelPolicy):
         num_rows, horizon = len(features), self._spec.horizon
         actions = self._in_model_units(actions.reshape(num_rows, horizon, -1))
         mask = torch.ones(actions.shape[:2], dtype=torch.bool, device=actions.device) if mask is None else mask
-        mask = mask.reshape(actions.shape[:2])
+        mask = mask.reshape(*actions.shape[:2], -1).all(-1)  # the model knows no masks of axes
         actions = torch.where(mask[..., None], actions, 0.0)  # they may be NaN
         self._set_training(not self._is_frozen(MODEL))
         with self._random_numbers(_draw_seed(generator)):

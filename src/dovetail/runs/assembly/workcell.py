@@ -25,6 +25,7 @@ from dovetail.core.abilities import (
     WatchesStop,
     WrapsOperators,
 )
+from dovetail.core.action_parts import drives_in_parts
 from dovetail.core.clock import RealClock, SimulatedClock
 from dovetail.core.contracts import Clock, Operator, Robot, SimulatedRobot, Task
 from dovetail.core.errors import RobotError, RobotFault, UsageError, stop_failure
@@ -217,7 +218,7 @@ def build_workcell(
         clock=clock,
         _raw=raw,
         hides_success=hides_success,
-        records_axes=operator is not None and drives_part(operator),
+        records_axes=operator is not None and (drives_part(operator) or drives_in_parts(safe.spec.parts)),
         early_devices=early_devices,
     )
 

@@ -50,6 +50,10 @@ class LeRobotTeleoperator:
         return self._units
 
     @property
+    def start_timeout_s(self) -> float:
+        return self._config.start_timeout_s
+
+    @property
     def can_follow(self) -> bool:
         return self._config.follow
 

@@ -29,6 +29,7 @@ def main() -> None:
     if os.fork():  # the parent of this process need not wait for the bridge's end
         os._exit(0)
     os.setsid()
+    _leave_real_time()
     ready = os.fdopen(given["ready_fd"], "w")
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
     try:
@@ -54,6 +55,12 @@ def main() -> None:
     sys.stderr.flush()
     del locks
     os._exit(0)  # a hanging call of the device must not keep the process
+
+
+def _leave_real_time() -> None:
+    """The control process may start this one. With its real-time priority, waiting for a serial bus would block a core."""
+    if os.sched_getscheduler(0) in (os.SCHED_FIFO, os.SCHED_RR):
+        os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
 
 
 def _listen(path: str) -> socket.socket:
