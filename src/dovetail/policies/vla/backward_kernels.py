@@ -31,6 +31,8 @@ __all__ = [
     "transposed_product",
 ]
 
+_MIN_K = 16  # the shortest sum of a product in Triton
+
 # measured on an H200 with pi0's sizes
 _MLP: dict[str, Any] = {"BLOCK_N": 16, "BLOCK_K": 64, "num_warps": 4, "num_stages": 4}
 _ADD: dict[str, Any] = {"BLOCK_N": 64, "BLOCK_K": 64, "num_warps": 4, "num_stages": 4}
@@ -52,8 +54,10 @@ def mlp_backward(grad: Tensor, weight: Tensor, gate_up: Tensor, out: Tensor) -> 
 
 
 def add_transposed_product(x: Tensor, a: Tensor, weight: Tensor, *, num_splits: int) -> None:
-    """x [M, N] += a [M, K] @ weight [K, N]. K is divided over `num_splits` programs."""
+    """x [M, N] += a [M, K] @ weight [K, N]. K is divided over at most `num_splits` programs."""
     num_tokens, size = a.shape
+    while size % (_MIN_K * num_splits):
+        num_splits //= 2
     rows, per_split = block_m(num_tokens), size // num_splits
     settings = {**fitted(_ADD, per_split), "BLOCK_N": min(_ADD["BLOCK_N"], x.shape[1])}
     _add_transposed[(x.shape[1] // settings["BLOCK_N"], num_splits, triton.cdiv(num_tokens, rows))](
