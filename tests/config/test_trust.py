@@ -189,6 +189,7 @@ HARMLESS_TEXTS = {
         "reference_key",
     ),
     *(
+        "constants",
         "environment",
         "images_in",
         "relative_axes",
