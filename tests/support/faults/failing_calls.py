@@ -74,7 +74,8 @@ def one_failure(
         store.close()
         pending = None
     del store  # readers close their files with the object
-    assert open_descriptors(folder) == []
+    left_open = open_descriptors(folder)
+    assert left_open == [], left_open
     store = cls(folder)
     if (
         cls.is_rebuilt and store.is_empty
