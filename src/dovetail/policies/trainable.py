@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 from torch import Generator, Tensor, nn
 
 from dovetail.core.contracts import Policy
+from dovetail.core.errors import UsageError
 from dovetail.core.types import Array
 
-__all__ = ["ExplainsAbilities", "HasDiscreteGripper", "TrainablePolicy", "ValuedPolicy"]
+__all__ = [
+    "ExplainsAbilities",
+    "HasDiscreteGripper",
+    "HasFlatFeatures",
+    "TrainablePolicy",
+    "ValuedPolicy",
+    "flat_features",
+]
 
 
 @runtime_checkable
@@ -26,7 +34,8 @@ class TrainablePolicy(Policy, Protocol):
         """Set the mean and std of each observation from data, one [N, D] array per key."""
 
     @property
-    def num_features(self) -> int: ...
+    def num_features(self) -> int:
+        """F of the flat features: see `flat_features`."""
 
     @property
     def encoder(self) -> nn.ModuleDict:
@@ -36,7 +45,8 @@ class TrainablePolicy(Policy, Protocol):
     def features(self, observations: Mapping[str, Tensor], *, encoder: nn.ModuleDict | None = None) -> Tensor:
         """Normalized observations [B, F]. Keys with history need their masks, as in `act`. `encoder` replaces the
         policy's encoder, for example by a target network. A policy whose `sample` raises UsageError may return a
-        TensorDict [B] instead: algorithms without networks of their own only pass it on."""
+        TensorDict [B] instead (images, tokens, masks): algorithms only pass it on. For networks of their own, they call
+        `flat_features`."""
 
     def sample(self, features: Tensor, *, generator: Generator | None) -> tuple[Tensor, Tensor]:
         """Normalized actions [B, A] or flat chunks [B, H * A] with gradients, and their log-density [B]."""
@@ -72,6 +82,27 @@ class ValuedPolicy(TrainablePolicy, Protocol):
 
     def evaluate_actions(self, features: Tensor, drawn: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """The log-density of `drawn` [B, D], the entropy and the value, [B] each."""
+
+
+@runtime_checkable
+class HasFlatFeatures(Protocol):
+    """A policy whose `features` are a TensorDict, and which can summarize them as one vector per row."""
+
+    def flat_features(self, features: Any) -> Tensor:
+        """[B, num_features], without gradients: for critics and values."""
+
+
+def flat_features(policy: TrainablePolicy, features: Any) -> Tensor:
+    """What `policy.features` returned as [B, policy.num_features], for networks of an algorithm, such as critics. Raise
+    UsageError if the policy has no such vector."""
+    if isinstance(features, Tensor):
+        return features
+    if not isinstance(policy, HasFlatFeatures):
+        raise UsageError(
+            f"policy '{policy.spec.name}' gives its observations to its model only, but this algorithm has networks of its "
+            "own that need them. Use algorithm 'ppo', 'imitation', 'hg_dagger' or 'hi_ors'"
+        )
+    return policy.flat_features(features)
 
 
 @runtime_checkable
