@@ -119,6 +119,7 @@ BUILTIN: dict[str, dict[str, str]] = {
         "ppo": "dovetail.learn.algorithms.ppo:PPO",
         "hg_dagger": "dovetail.learn.algorithms.hg_dagger:HGDAgger",
         "hi_ors": "dovetail.learn.algorithms.hi_ors:HiORS",
+        "recap": "dovetail.learn.algorithms.recap:RECAP",
     },
 }
 
@@ -167,6 +168,7 @@ _SETTINGS: dict[
         "ppo": "dovetail.learn.algorithms.settings:PPOConfig",
         "hg_dagger": "dovetail.learn.algorithms.settings:HGDAggerConfig",
         "hi_ors": "dovetail.learn.algorithms.settings:HiORSConfig",
+        "recap": "dovetail.learn.algorithms.settings:RECAPConfig",
     },
 }
 

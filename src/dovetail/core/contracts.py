@@ -342,6 +342,8 @@ class ReplayReader(Protocol):
         `next/<key>`: the observation after these steps, like `observation/<key>`.
         `discount`: gamma^n for the value of that observation; 0 after a terminal step.
         `prompt`: the task's text, uint8 [B, 256] (core.prompts).
+        `steps_to_end`: steps from this one to the episode's end, this one included, int64 [B].
+        `success`: whether the episode is labeled as a success, bool [B].
         """
 
 

@@ -422,6 +422,7 @@ class SampleRequest:
     window: Window = field(default_factory=Window)
     next_observations: bool = True  # needed for bootstrapping
     prompts: bool = False  # the task's text as `prompt` [B, L] (core.prompts)
+    outcomes: bool = False  # `steps_to_end` and `success` of the episode
     achieved: bool = False  # achieved actions as `achieved` (core.achieved)
     human_axes: bool = False  # the axes that a person drove, if the robot has several moving parts
     when_empty: View | None = None  # sampled instead of an empty view

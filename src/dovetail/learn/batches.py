@@ -51,6 +51,9 @@ def batch_arrays(request: SampleRequest, robot: RobotSpec) -> dict[str, Array]:
     if EMBODIMENT in robot.observation:  # several arms: see learn.mixed_replay
         arrays["embodiment"] = np.zeros(num_rows, np.int64)
         arrays["action_mask"] = np.zeros((num_rows, *robot.action.shape), np.bool_)
+    if request.outcomes:
+        arrays["steps_to_end"] = np.zeros(num_rows, np.int64)
+        arrays["success"] = np.zeros(num_rows, np.bool_)
     if request.prompts:
         arrays["prompt"] = np.zeros((num_rows, MAX_PROMPT_BYTES), np.uint8)
     if chunk:

@@ -12,6 +12,8 @@ from dovetail.core.errors import UsageError
 from dovetail.core.types import Array
 
 __all__ = [
+    "ADVANTAGE",
+    "AdvantageConditioned",
     "ExplainsAbilities",
     "HasDiscreteGripper",
     "HasFlatFeatures",
@@ -19,6 +21,8 @@ __all__ = [
     "ValuedPolicy",
     "flat_features",
 ]
+
+ADVANTAGE = "advantage"  # key of the indicator among the inputs of `features`
 
 
 @runtime_checkable
@@ -82,6 +86,20 @@ class ValuedPolicy(TrainablePolicy, Protocol):
 
     def evaluate_actions(self, features: Tensor, drawn: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """The log-density of `drawn` [B, D], the entropy and the value, [B] each."""
+
+
+@runtime_checkable
+class AdvantageConditioned(TrainablePolicy, Protocol):
+    """A trainable policy that reads an advantage indicator, as RECAP needs it.
+
+    `features` then accepts the key `advantage` among the observations, int64 [B]: 1 positive, -1 negative, 0 none. Without
+    the key, it is none. A policy with an embedding adds it to its conditions; one that reads text can append words to
+    the prompt ("Advantage: positive"). `act` always uses positive.
+    """
+
+    @property
+    def takes_advantage(self) -> bool:
+        """Whether its config asks for the indicator."""
 
 
 @runtime_checkable

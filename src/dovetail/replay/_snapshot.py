@@ -83,7 +83,8 @@ class Snapshot:
     spans: Array
     owners: Array  # for each span, the index of its episode in `episodes`
     _view_steps: dict[View, ViewSteps] = field(default_factory=dict)
-    _by_row: tuple[Array, Array] | None = None  # sorted first rows of the spans, and their owners
+    _by_row: tuple[Array, Array] | None = None  # sorted first rows of the spans, and the indices of the spans
+    _steps_to_end: Array | None = None  # for each span, the steps from its first to the end of the episode
 
     @staticmethod
     def read(counters: Counters, rings: Mapping[str, Ring]) -> Snapshot | None:
@@ -129,21 +130,34 @@ class Snapshot:
 
     def prompts(self, rows: Array) -> Array:
         """Return the prompt record of each row's episode, uint8 [B, 256]: see `PromptFiles`."""
-        if self._by_row is None:
-            order = np.argsort(self.spans["row"])
-            self._by_row = self.spans["row"][order], self.owners[order]
-        firsts, owners = self._by_row
-        texts = self.episodes["prompt"][owners[np.searchsorted(firsts, rows, side="right") - 1]]
+        texts = self.episodes["prompt"][self.owners[self._spans_of(rows)]]
         return texts.view(np.uint8).reshape(len(rows), -1)
 
-    def _same_source_steps(self) -> Array:
-        """For each span, count the steps from its first on until the source changes or the episode ends [S].
+    def outcomes(self, rows: Array) -> tuple[Array, Array]:
+        """Return the number of steps from each row to the end of its episode, and whether the episode is a success, [B]."""
+        if self._steps_to_end is None:
+            self._steps_to_end = self._count_to_end(np.zeros(len(self.owners), bool))
+        spans = self._spans_of(rows)
+        steps = self._steps_to_end[spans] - (rows - self.spans["row"][spans])
+        return steps, self.episodes["success"][self.owners[spans]]
+
+    def _spans_of(self, rows: Array) -> Array:
+        """Return the index of each row's span."""
+        if self._by_row is None:
+            order = np.argsort(self.spans["row"])
+            self._by_row = self.spans["row"][order], order
+        firsts, order = self._by_row
+        spans: Array = order[np.searchsorted(firsts, rows, side="right") - 1]
+        return spans
+
+    def _count_to_end(self, kinds: Array) -> Array:
+        """For each span, count the steps from its first on until the kind [S] changes or the episode ends [S].
 
         Spans of an episode are in time order, but spans of other episodes may lie between them.
         """
         order = np.argsort(self.owners, kind="stable")
-        owners, human, num_steps = (v[order] for v in (self.owners, self.spans["human"], self.spans["num_steps"]))
-        changes = (owners[1:] != owners[:-1]) | (human[1:] != human[:-1])
+        owners, kinds, num_steps = (v[order] for v in (self.owners, kinds, self.spans["num_steps"]))
+        changes = (owners[1:] != owners[:-1]) | (kinds[1:] != kinds[:-1])
         run = np.concatenate(([0], np.cumsum(changes)))[: len(order)]
         before = np.cumsum(num_steps) - num_steps
         run_ends = np.bincount(run, num_steps).cumsum().astype(np.int64) if len(run) else run
@@ -172,7 +186,7 @@ class Snapshot:
         if (
             view.min_source_run > 1
         ):  # only steps that enough steps of the same source follow, within the span or after it
-            num_starts = np.clip(self._same_source_steps() - (view.min_source_run - 1), 0, num_starts)
+            num_starts = np.clip(self._count_to_end(spans["human"]) - (view.min_source_run - 1), 0, num_starts)
             mask = mask & (num_starts > 0)
         rows, num_steps = spans["row"][mask], num_starts[mask]
         if view.half_life_steps is None or not len(rows):

@@ -66,6 +66,7 @@ class MappedReplayReader:
                 )
                 if "prompt" in into:
                     self._prompts.read(snapshot.prompts(rows), into["prompt"])
+                _read_outcomes(into, snapshot, rows, ticks_per_step=window.ticks_per_step)
                 fence()
                 if files.counters["relabels"] == relabels and files.none_overwritten(oldest):
                     return
@@ -105,6 +106,14 @@ class MappedReplayReader:
         raise AssertionError("unreachable")
 
 
+def _read_outcomes(into: Mapping[str, Array], snapshot: Snapshot, rows: Array, *, ticks_per_step: int) -> None:
+    if "steps_to_end" in into or "success" in into:
+        num_ticks, success = snapshot.outcomes(rows)
+        for name, values in (("steps_to_end", -(-num_ticks // ticks_per_step)), ("success", success)):
+            if name in into:
+                into[name][:] = values
+
+
 def _check(into: Mapping[str, Array], window: Window, layout: Layout) -> int:
     """Check names, shapes and dtypes of the caller's arrays; returns the batch size."""
     counts = {"num_steps": window.num_steps, "horizon": window.horizon, "ticks_per_step": window.ticks_per_step}
@@ -134,6 +143,10 @@ def _expected(name: str, window: Window, layout: Layout) -> tuple[tuple[int, ...
         return (*ahead, *spec.shape), np.dtype(spec.dtype)
     if name in ("reward", "discount"):
         return (), np.dtype(np.float32)
+    if name == "steps_to_end":
+        return (), np.dtype(np.int64)
+    if name == "success":
+        return (), np.dtype(bool)
     if name == "prompt":
         return (MAX_PROMPT_BYTES,), np.dtype(np.uint8)
     side, _, key = name.partition("/")

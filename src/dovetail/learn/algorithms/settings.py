@@ -16,6 +16,7 @@ __all__ = [
     "HiORSConfig",
     "ImitationConfig",
     "PPOConfig",
+    "RECAPConfig",
     "RLPDConfig",
     "SACConfig",
     "SACFamilyConfig",
@@ -267,3 +268,41 @@ class HiORSConfig(Config):
         if any(later < earlier for earlier, later in pairwise(self.return_thresholds)):
             raise ValueError(f"return_thresholds {list(self.return_thresholds)} must not fall from round to round")
         return self
+
+
+class RECAPConfig(Config):
+    BASIC: ClassVar[Collection[str]] = ("batch_size", "lr", "max_steps")
+
+    batch_size: int = Field(default=64, ge=1)
+    """Steps, or chunks, in one batch."""
+    demo_share: float = Field(default=0.25, ge=0.0, lt=1.0)
+    """Share of each batch drawn from demonstrations; the rest are online episodes, successful or not."""
+    demos_positive: bool = True
+    """Count each step of a demonstration as positive, like a correction. False: its advantage decides."""
+    max_steps: int = Field(default=200, ge=1)
+    """Steps to success that have the value -1, the lowest one. Use the steps of the time limit."""
+    failure_steps: int | None = Field(default=None, ge=0)
+    """Steps that a failed episode adds to its remaining steps. None: `max_steps`, so that failing has the lowest value."""
+    num_steps: int = Field(default=10, ge=1)
+    """Steps of the advantage: the value after so many steps, minus the value before, minus the steps."""
+    positive_share: float = Field(default=0.3, gt=0.0, lt=1.0)
+    """Share of the steps of each prompt that count as positive, apart from those of people."""
+    num_recent: int = Field(default=4096, ge=64)
+    """Newest advantages from which the threshold of each prompt is computed."""
+    dropped_share: float = Field(default=0.3, ge=0.0, le=1.0)
+    """Share of the rows without an indicator, so that guidance can compare with and without."""
+    num_bins: int = Field(default=51, ge=2)
+    """Bins of the value distribution, from -1 to 0."""
+    value_hidden: tuple[int, ...] = Field(default=(128, 128), min_length=1)
+    """Layer sizes of the value model."""
+    value_lr: float = Field(default=1e-3, gt=0.0)
+    """Learning rate of the value model."""
+    lr: float = Field(default=1e-4, gt=0.0)
+    """Learning rate of the policy: 1e-5 for a large pretrained policy, up to 1e-3 for a small one."""
+    weight_decay: float = Field(default=1e-4, ge=0.0)
+    """Weight decay of AdamW."""
+    max_grad_norm: float = Field(default=1.0, gt=0.0)
+    """Norm to which the gradient is clipped."""
+    average: float = Field(default=0.0, ge=0.0, lt=1.0)
+    """The robot gets a moving average of the weights; this share of it is kept at each update, for example 0.999. 0: the
+    latest weights."""

@@ -17,10 +17,12 @@ from dovetail.policies.networks import DenoisingMLP, PromptEncoder, masked_mse, 
 from dovetail.policies.random_draws import normal, seeded_generator, uniform
 from dovetail.policies.relative_targets import RelativeTargets
 from dovetail.policies.settings import FlowConfig
+from dovetail.policies.trainable import ADVANTAGE
 
 __all__ = ["Flow", "FlowConfig"]
 
 _FIXED_SEED = 0  # for deterministic_noise=fixed
+_NUM_ADVANTAGE = 2  # last features: 1 where the advantage is positive, 1 where it is negative
 
 
 class Flow(NetworkPolicy):
@@ -61,6 +63,10 @@ class Flow(NetworkPolicy):
                 hidden=config.hidden,
                 num_layers=config.num_layers,
             )
+            if config.advantage_input:  # until it is trained, the indicator changes nothing
+                first = self._actor.condition[0]
+                assert isinstance(first, nn.Linear)
+                nn.init.zeros_(first.weight[:, self.num_features - _NUM_ADVANTAGE : self.num_features])
             self._make_image_encoders()
             if config.prompt_features:
                 self._encoder["prompt"] = PromptEncoder(num_features=config.prompt_features)
@@ -85,14 +91,23 @@ class Flow(NetworkPolicy):
 
     @property
     def num_features(self) -> int:
-        return super().num_features + self._config.prompt_features
+        num_advantage = _NUM_ADVANTAGE if self._config.advantage_input else 0
+        return super().num_features + self._config.prompt_features + num_advantage
+
+    @property
+    def takes_advantage(self) -> bool:
+        """See AdvantageConditioned."""
+        return self._config.advantage_input
 
     def features(self, observations: Mapping[str, Tensor], *, encoder: nn.ModuleDict | None = None) -> Tensor:
         encoder = encoder or self._encoder
-        features = super().features(observations, encoder=encoder)
-        if not self._spec.prompted:
-            return features
-        return torch.cat((features, encoder["prompt"](observations["prompt"])), dim=1)
+        parts = [super().features(observations, encoder=encoder)]
+        if self._spec.prompted:
+            parts.append(encoder["prompt"](observations["prompt"]))
+        if self._config.advantage_input:
+            indicator = observations.get(ADVANTAGE, torch.zeros(len(parts[0]), device=parts[0].device))
+            parts.append(torch.stack((indicator > 0, indicator < 0), dim=1).to(parts[0].dtype))
+        return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
 
     def sample(self, features: Tensor, *, generator: Generator | None) -> tuple[Tensor, Tensor]:
         raise UsageError(
@@ -144,9 +159,22 @@ class Flow(NetworkPolicy):
             device=self._device,
         )
 
+    def _acting_velocity(self, features: Tensor, x: Tensor, t: float) -> Tensor:
+        """The velocity for a positive advantage, with classifier-free guidance. Real-time chunking differentiates it."""
+        if not self._config.advantage_input:
+            return self._velocity(x, features, x.new_full((len(x),), t))
+        positive = features.clone()
+        positive[:, -_NUM_ADVANTAGE:] = positive.new_tensor((1.0, 0.0))
+        weight = self._config.advantage_guidance
+        if weight == 1.0:
+            return self._velocity(x, positive, x.new_full((len(x),), t))
+        both = torch.cat((features, positive))  # `act` gives features without an indicator
+        v_none, v_positive = self._velocity(torch.cat((x, x)), both, x.new_full((2 * len(x),), t)).chunk(2)
+        return v_none + weight * (v_positive - v_none)
+
     def _integrate(self, features: Tensor, x: Tensor, committed: Committed | None) -> Tensor:
         def velocity(x: Tensor, t: float) -> Tensor:
-            return self._velocity(x, features, x.new_full((len(x),), t))
+            return self._acting_velocity(features, x, t)
 
         num_steps, guidance = self._config.num_flow_steps, self._config.guidance
         for step in range(num_steps):
