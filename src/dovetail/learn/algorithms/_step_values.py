@@ -38,7 +38,7 @@ class StepValues(nn.Module):
         place = (returns.clamp(-1.0, 0.0) + 1.0) * (len(self.bins) - 1)
         low = place.floor().long().clamp(max=len(self.bins) - 2)
         upper = place - low
-        log_p = self.net(features).log_softmax(-1)
+        log_p: Tensor = self.net(features).log_softmax(-1)
         chosen = log_p.gather(1, torch.stack((low, low + 1), 1))
         return -(chosen[:, 0] * (1.0 - upper) + chosen[:, 1] * upper).mean()
 
