@@ -3,21 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
 
-__all__ = ["callable_modules", "compute_in_bf16"]
+__all__ = ["ChoosesPrecision", "callable_modules", "compute_in_bf16"]
 
 
 def compute_in_bf16(networks: Iterable[nn.Module]) -> None:
     """Add hooks to these networks. Copies made afterwards have them too."""
     for network in networks:
+        if isinstance(network, ChoosesPrecision):
+            network.compute_in_bf16()
+            continue
         for module in callable_modules(network):
             hooks = _AutocastHooks()
             module.register_forward_pre_hook(hooks.enter)
             module.register_forward_hook(hooks.exit, always_call=True)
+
+
+@runtime_checkable
+class ChoosesPrecision(Protocol):
+    """A network whose modules are not called as a whole, so that hooks would miss it."""
+
+    def compute_in_bf16(self) -> None: ...
 
 
 def callable_modules(network: nn.Module) -> Iterator[nn.Module]:

@@ -166,8 +166,8 @@ def test_missing_tokenizer_is_refused_before_acting(folder, robot, tmp_path):
     make_policy(copy, robot, tokenizer=str(folder / "tokenizer.json")).warmup()
 
 
-def test_weights_of_a_run_are_refused(folder, robot):
-    with pytest.raises(UsageError, match="cannot load those of a run"):
+def test_weights_of_another_run_are_refused(folder, robot):
+    with pytest.raises(UsageError, match="they have no statistics"):
         make_policy(folder, robot).load(WeightSnapshot(version=1, components={}, hashes={}))
 
 

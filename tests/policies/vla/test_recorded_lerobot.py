@@ -75,10 +75,12 @@ def test_tokens_images_and_state_are_those_of_lerobot(case):
 
 def test_normalized_actions_of_training_are_those_of_lerobot(case):
     policy, theirs = case
-    given, actions = policy.training_batch(observations(), inputs()["actions"])
+    tensors = {key: torch.from_numpy(value) for key, value in observations().items()}
+    given, recorded = policy.features(tensors), torch.from_numpy(inputs()["actions"])
+    actions = policy.normalize_actions(recorded, tensors)
     np.testing.assert_allclose(actions.numpy(), theirs["normalized_actions"], rtol=1e-5, atol=1e-5)
-    assert given.noise.shape == (2, HORIZON, 32) and given.images.shape[:2] == (2, 2)
-    _, shorter = policy.training_batch(observations(), inputs()["actions"][:, :3])
+    assert actions.shape[1] == HORIZON and given["images"].shape[:2] == (2, 2)
+    shorter = policy.normalize_actions(recorded[:, :3], tensors)
     assert torch.equal(shorter[:, :3], actions[:, :3]) and shorter[:, 3:].isnan().all()
 
 

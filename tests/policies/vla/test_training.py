@@ -23,6 +23,9 @@ class Doubling(FlowNetwork):
     def prefix(self, images, camera_mask, tokens, token_mask, state):
         return None
 
+    def summary(self, images, camera_mask, tokens, token_mask, state):
+        return None
+
     def embed_times(self, times):
         return times[:, None, None]
 

@@ -19,8 +19,9 @@ import torch
 from torch import Tensor, nn
 
 from dovetail.core.types import Array
+from dovetail.policies.vla.layer_runner import LayerRunner
 
-__all__ = ["Export", "Family", "FlowNetwork", "Format", "Layout", "PrepareImages", "Sizes"]
+__all__ = ["Export", "Family", "FlowNetwork", "Format", "Layout", "NetworkPart", "PrepareImages", "Sizes"]
 
 Format = Literal["LeRobot", "transformers", "openpi"]  # of a folder
 
@@ -44,6 +45,18 @@ class Sizes(Protocol):
     def num_flow_steps(self) -> int: ...
 
 
+class NetworkPart(nn.ModuleDict):
+    """Some modules of a network as one component. They are not called one by one, so precision is up to the network."""
+
+    def __init__(self, modules: Mapping[str, nn.Module], run_layer: LayerRunner) -> None:
+        super().__init__(modules)
+        self._run_layer = run_layer
+
+    def compute_in_bf16(self) -> None:
+        """Compute losses in bfloat16, with these parameters in float32."""
+        self._run_layer.is_bf16 = True
+
+
 class FlowNetwork(ABC, nn.Module):
     """A flow over action chunks. Time goes from 1 (noise) to 0 (actions): x_t = t noise + (1 - t) actions.
 
@@ -51,18 +64,27 @@ class FlowNetwork(ABC, nn.Module):
     graph."""
 
     sizes: Any  # Sizes of its family
+    action_out: nn.Linear
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.run_layer = LayerRunner()
 
     @property
-    @abstractmethod
-    def dtype(self) -> torch.dtype: ...
-
-    @property
-    def components(self) -> dict[str, nn.Module]:
+    def components(self) -> dict[str, NetworkPart]:
         """The parts that can be trained or frozen separately. Every parameter is in exactly one of them."""
         modules = dict(self.named_children())
         text = {name: modules.pop(name) for name in ("embedding", "text_layers")}
-        vision = modules.pop("vision")
-        return {"vision": vision, "text": nn.ModuleDict(text), "expert": nn.ModuleDict(modules)}
+        vision = {"tower": modules.pop("vision")}
+        parts = {"vision": vision, "text": text, "expert": modules}
+        return {name: NetworkPart(part, self.run_layer) for name, part in parts.items()}
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the tokens: that of the weights, or bfloat16 in an update with `learner.precision=bf16`."""
+        weight = self.action_out.weight
+        kind = weight.device.type
+        return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else weight.dtype
 
     @abstractmethod
     def prefix(
@@ -70,7 +92,14 @@ class FlowNetwork(ABC, nn.Module):
     ) -> Any:
         """Read images [B, C, 3, S, S] in [-1, 1], prompt tokens [B, L] and the normalized state [B, state_size].
 
-        The masks [B, C] and [B, L] are false for absent cameras and for padding."""
+        The masks [B, C] and [B, L] are false for absent cameras and for padding. Instead of images, it takes what the
+        vision tower made of them, [B, C, T, W]."""
+
+    @abstractmethod
+    def summary(
+        self, images: Tensor, camera_mask: Tensor, tokens: Tensor, token_mask: Tensor, state: Tensor
+    ) -> Tensor:
+        """What the text model knows of images and prompt, [B, W]: the mean over tokens before its last layer."""
 
     @abstractmethod
     def velocity(self, x: Tensor, time: Tensor, prefix: Any) -> Tensor:

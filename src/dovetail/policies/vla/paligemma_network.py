@@ -30,7 +30,9 @@ from dovetail.policies.vla.transformers import (
     aligned,
     attend,
     insert,
+    masked_mean,
     rotation,
+    self_attention_layer,
 )
 
 __all__ = ["PaliGemmaNetwork", "Prefix", "layers_of"]
@@ -63,19 +65,13 @@ class PaliGemmaNetwork(FlowNetwork):
         self.action_in = nn.Linear(sizes.action_size, expert.width)
         self.action_out = nn.Linear(expert.width, sizes.action_size)
 
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.action_out.weight.dtype
-
     def prefix(
         self, images: Tensor, camera_mask: Tensor, tokens: Tensor, token_mask: Tensor, state: Tensor
     ) -> Prefix:
-        x = torch.cat((self._embed_images(images), self.embed_prompt(tokens)), dim=1)  # [B, P, W]
-        mask = torch.cat((camera_mask.repeat_interleave(self.sizes.vision.num_patches, dim=1), token_mask), dim=1)
-        bias = torch.zeros_like(mask, dtype=torch.float32).masked_fill(~mask, -math.inf)[:, None, None]
+        x, mask = self._embed(images, camera_mask, tokens, token_mask)
+        bias = _bias(mask)
         head_size = self.sizes.text.head_size
-        where = rotation(mask.cumsum(1) - 1, head_size=head_size)
-        keys_values = self._read(x, where, bias)
+        keys_values, _ = self._read(x, mask, bias)
         num_valid = mask.sum(1, keepdim=True)
         keys, values = self._extended(keys_values, state, bias, num_valid)
         horizon = self.sizes.horizon
@@ -84,6 +80,12 @@ class PaliGemmaNetwork(FlowNetwork):
         num_keys = bias.shape[-1]
         bias = functional.pad(bias, (0, aligned(num_keys) - num_keys), value=-math.inf)
         return Prefix(keys, values, bias, rotation(positions, head_size=head_size), num_keys)
+
+    def summary(
+        self, images: Tensor, camera_mask: Tensor, tokens: Tensor, token_mask: Tensor, state: Tensor
+    ) -> Tensor:
+        x, mask = self._embed(images, camera_mask, tokens, token_mask)
+        return masked_mean(self._read(x, mask, _bias(mask))[1], mask)
 
     def velocity(self, x: Tensor, time: Tensor, prefix: Prefix) -> Tensor:
         """Without gradients, the action tokens' keys and values are written behind those of the prefix, in place."""
@@ -119,25 +121,29 @@ class PaliGemmaNetwork(FlowNetwork):
 
     # ---- the parts of the prefix
 
-    def _embed_images(self, images: Tensor) -> Tensor:
-        """[B, C * patches, W]"""
-        embedded: Tensor = self.vision(images.flatten(0, 1))
-        return embedded.view(len(images), -1, embedded.shape[-1])
+    def _embed(
+        self, images: Tensor, camera_mask: Tensor, tokens: Tensor, token_mask: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Tokens [B, P, W] of images and prompt, and their mask [B, P]."""
+        x = torch.cat((self.vision.tokens(images, self.run_layer), self.embed_prompt(tokens)), dim=1)
+        mask = torch.cat((camera_mask.repeat_interleave(self.sizes.vision.num_patches, dim=1), token_mask), dim=1)
+        return x.to(self.dtype), mask
 
     def embed_prompt(self, tokens: Tensor) -> Tensor:
         embedded: Tensor = self.embedding(tokens)
         return embedded * embedded.new_full((), self.sizes.text.width**0.5)  # rounded as the weights are
 
-    def _read(self, x: Tensor, where: Rotation, bias: Tensor) -> list[tuple[Tensor, Tensor]]:
-        """Keys and values of images and prompt, [B, K, P, D] for each layer. All of these tokens attend to each other."""
+    def _read(self, x: Tensor, mask: Tensor, bias: Tensor) -> tuple[list[tuple[Tensor, Tensor]], Tensor]:
+        """Keys and values of images and prompt, [B, K, P, D] for each layer, and the tokens before the last layer. All of
+        these tokens attend to each other."""
+        where = rotation(mask.cumsum(1) - 1, head_size=self.sizes.text.head_size)
         *layers, last = layers_of(self.text_layers)
         found = []
         for layer in layers:
-            q, k, v = layer.project(x, where)
-            x = layer.finish(x, attend(q, k, v, bias))
+            x, k, v = self.run_layer(self_attention_layer, layer, x, where, bias)
             found.append((k, v))
         found.append(last.keys_values(x, where))
-        return found
+        return found, x
 
     def embed_sine_cosine(self, times: Tensor) -> Tensor:
         """Times [N] as sines and cosines [N, W] of several periods."""
@@ -147,6 +153,11 @@ class PaliGemmaNetwork(FlowNetwork):
         period = sizes.min_period * (sizes.max_period / sizes.min_period) ** fraction
         angles = times.to(dtype)[:, None] * (2.0 * math.pi / period)
         return torch.cat((angles.sin(), angles.cos()), dim=1).to(self.dtype)
+
+
+def _bias(mask: Tensor) -> Tensor:
+    """[B, 1, 1, P]: 0, or minus infinity for padding."""
+    return torch.zeros_like(mask, dtype=torch.float32).masked_fill(~mask, -math.inf)[:, None, None]
 
 
 def layers_of(modules: nn.ModuleList) -> list[GemmaLayer]:

@@ -1,297 +1,198 @@
-"""Published weights act on a robot, with real-time chunking. All families share this policy."""
+"""Published weights act on a robot and learn there. All families share this policy."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import replace
 from functools import cached_property
-from pathlib import Path
-from typing import ClassVar
+from typing import Any, Self
 
 import numpy as np
 import torch
-from torch import Tensor
+from tensordict import TensorDict
+from torch import Generator, Tensor, nn
 
-from dovetail.core.errors import SpecMismatch, UsageError
-from dovetail.core.prompts import decode_prompt
-from dovetail.core.specs import PolicySpec, RobotSpec
-from dovetail.core.types import ActContext, ActionChunk, Array, WeightSnapshot
-from dovetail.policies.device import find_device
-from dovetail.policies.flows.guidance import prefix_weights
-from dovetail.policies.inputs import check_inputs, zero_inputs
-from dovetail.policies.random_draws import normal, seeded_generator
-from dovetail.policies.vla.axes import ActionAxes, StateAxes, match_cameras
-from dovetail.policies.vla.checkpoints.checkpoint import Checkpoint
-from dovetail.policies.vla.checkpoints.folder import open_checkpoint
-from dovetail.policies.vla.family import Family, FlowNetwork
-from dovetail.policies.vla.normalization import Normalization
-from dovetail.policies.vla.prompts import PromptTokenizer
-from dovetail.policies.vla.sampler import Commitment, Inputs, Sampler, compiled_parts
-from dovetail.policies.vla.settings import VlaConfig
+from dovetail.core.errors import UsageError
+from dovetail.core.images import resize_images
+from dovetail.core.specs import ArraySpec
+from dovetail.core.types import Array, WeightSnapshot
+from dovetail.policies.arrays import to_numpy
+from dovetail.policies.components import NORMALIZER
+from dovetail.policies.vla.acting import ActingVla
+from dovetail.policies.vla.family import FlowNetwork
+from dovetail.policies.vla.fitted_statistics import compute_statistics, from_arrays, to_arrays
+from dovetail.policies.vla.lora import Lora
+from dovetail.policies.vla.sampler import Inputs
+from dovetail.policies.vla.trained_weights import TrainedWeights
+from dovetail.policies.vla.training import flow_matching_loss
 
 __all__ = ["VlaPolicy"]
 
-_FIXED_SEED = 0  # for deterministic_noise=fixed
+_ACTIONS = "action"  # among the columns of the demonstrations
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Setup:
-    """The checkpoint and how the robot fits it. No weights."""
+class VlaPolicy(ActingVla):
+    """See the Policy and TrainablePolicy contracts. A subclass names the family and its settings.
 
-    checkpoint: Checkpoint
-    state: Normalization
-    action: Normalization
-    state_axes: StateAxes
-    action_axes: ActionAxes
-    cameras: Mapping[str, str]
-
-
-class VlaPolicy:
-    """See the Policy contract. A subclass names the family and its settings.
-
-    The constructor reads nothing. `spec` reads the folder's description and checks it against the robot. `warmup` reads the
-    weights, compiles and captures, so that the first chunk is as fast as the others.
-
-    The weights belong to the folder: `load` raises an error, because ignoring it would make a learner train weights that are
-    never used.
+    `features` are a TensorDict of the network's inputs. `policy.train` says which weights learn. A learner's parameters are
+    float32; where the policy acts, they have `policy.precision`.
     """
 
-    Config: ClassVar[type[VlaConfig]]
-    family: ClassVar[Family]
-    brings_weights: ClassVar[bool] = True
+    @property
+    def components(self) -> Mapping[str, nn.Module]:
+        if "network" not in self.__dict__:
+            self.__dict__["network"] = self._load_network(torch.float32)
+        network = self.network
+        if network.action_out.weight.dtype != torch.float32:  # it acted before
+            network.float()
+            self.__dict__.pop("_sampler", None)
+        self._trained.let_learn()
+        network.run_layer.recompute = self._config.recompute_layers
+        network.run_layer.is_compiled = self._config.compile_layers
+        return self._trained.components
 
-    def __init__(self, config: VlaConfig, *, robot: RobotSpec, seed: int = 0) -> None:
-        self._config, self._robot = config, robot
+    @property
+    def lora(self) -> Lora | None:
+        return self._trained.lora
 
     @cached_property
-    def spec(self) -> PolicySpec:
-        setup, robot = self._setup, self._robot
-        keys = (*setup.state_axes.keys, *dict.fromkeys(setup.cameras.values()))
-        return PolicySpec(
-            name=self.family.name,
-            observation={key: robot.observation[key] for key in keys},
-            action=robot.action,
-            action_kind=robot.action_kind,
-            parts=robot.parts,
-            horizon=setup.checkpoint.sizes.horizon,
-            guidable=True,
-            prompted=True,
+    def _trained(self) -> TrainedWeights:
+        return TrainedWeights(self.network, self._setup.checkpoint, self._config, seed=self._seed)
+
+    @property
+    def device(self) -> torch.device:
+        return self._device
+
+    def to(self, device: torch.device) -> Self:
+        """Compute on this device from now on."""
+        if device != self._device and "network" in self.__dict__:
+            self.network.to(device)
+            self.__dict__.pop("_sampler", None)
+        self.__dict__["_device"] = device
+        return self
+
+    # ---- observations and actions
+
+    @property
+    def encoder(self) -> nn.ModuleDict:
+        """Empty: the policy's own loss trains all of the network."""
+        return nn.ModuleDict()
+
+    @property
+    def num_features(self) -> int:
+        sizes = self._setup.checkpoint.layout.sizes
+        num: int = sizes.text.width + sizes.state_size
+        return num
+
+    def features(self, observations: Mapping[str, Tensor], *, encoder: nn.ModuleDict | None = None) -> Any:
+        """The inputs of the network, [B]. Images may be features that the replay cached."""
+        arrays = {key: value.cpu().numpy() for key, value in observations.items()}
+        state = self._setup.state_axes.read(arrays)
+        inputs = self._inputs(arrays, state, torch.empty(len(state), 0, device=self._device))
+        return TensorDict(inputs._asdict(), batch_size=[len(state)], device=self._device)
+
+    def flat_features(self, features: Any) -> Tensor:
+        """What the text model knows of images and prompt, and the state: [B, num_features], without gradients."""
+        inputs = self._network_inputs(features)[:-1]
+        with torch.no_grad():
+            return torch.cat((self.network.summary(*inputs).float(), inputs[-1]), dim=1)
+
+    def normalize_actions(self, actions: Tensor, observations: Mapping[str, Tensor] | None = None) -> Tensor:
+        """Chunks [B, H, A] in the checkpoint's order, with NaN behind a shorter chunk."""
+        if observations is None:
+            raise UsageError(f"policy '{self.family.name}' needs the observations of the actions to normalize")
+        setup = self._setup
+        state = setup.state_axes.read({key: observations[key].cpu().numpy() for key in setup.state_axes.keys})
+        whole = self._whole(actions.cpu().numpy().reshape(len(state), -1, actions.shape[-1]))
+        normalized = setup.action.apply(setup.action_axes.to_checkpoint(whole, state))
+        return torch.from_numpy(normalized).to(actions.device)
+
+    def imitation_loss(
+        self, features: Any, actions: Tensor, mask: Tensor | None = None, *, generator: Generator | None = None
+    ) -> Tensor:
+        if mask is not None and mask.ndim == 3:
+            mask = mask[..., torch.as_tensor(self._setup.action_axes.order, device=mask.device)]
+        mask = (
+            actions.isfinite()
+            if mask is None
+            else (mask if mask.ndim == 3 else mask[..., None]) & actions.isfinite()
+        )
+        return flow_matching_loss(self.network, self._network_inputs(features), actions, mask, generator=generator)
+
+    def sample(self, features: Any, *, generator: Generator | None) -> tuple[Tensor, Tensor]:
+        raise UsageError(
+            f"policy '{self.family.name}' cannot compute the density of its actions, which this algorithm needs. Train it "
+            "with algorithm 'imitation', 'hg_dagger' or 'hi_ors'"
         )
 
-    def act(self, observations: Mapping[str, Array], context: ActContext) -> ActionChunk:
-        """A chunk for each row. With a prefix, the chunk continues it; NaN actions of the prefix are unknown."""
+    def _network_inputs(self, features: Any) -> Inputs:
+        """With room for noise, which the loss draws."""
+        sizes = self._setup.checkpoint.sizes
+        noise = torch.zeros((len(features), sizes.horizon, sizes.action_size), device=features.device)
+        return Inputs(**{**{name: features[name] for name in Inputs._fields}, "noise": noise})
+
+    # ---- statistics
+
+    def fit_normalizer(self, columns: Mapping[str, Array]) -> None:
+        """Compute the statistics if `policy.fit_stats` says so; otherwise they belong to the checkpoint."""
+        if not self._config.fit_stats:
+            return
+        if _ACTIONS not in columns:
+            raise UsageError("policy.fit_stats needs demonstrations with actions. Set run.demos or import some")
         setup = self._setup
-        observations = check_inputs(observations, self.spec)
-        state = setup.state_axes.read(observations)
-        num_rows = len(state)
-        inputs = self._inputs(observations, state, self._noise(num_rows, context))
-        normalized = self._sampler(inputs, self._commitment(state, context)).cpu().numpy()
-        size = setup.action.size
-        actions = setup.action_axes.to_robot(setup.action.revert(normalized[..., :size]), state)
-        low, high = self._robot.action.bounds
-        return ActionChunk(actions=np.clip(actions, low, high), observed_ns=0, policy_version=0)
+        actions = np.asarray(columns[_ACTIONS], np.float32)[:, setup.action_axes.order]
+        values = {"state": setup.state_axes.read(columns), "action": actions}
+        arrays = {
+            f"{name}.{key}": value for name, of in values.items() for key, value in compute_statistics(of).items()
+        }
+        self._use_statistics(arrays)
 
-    def training_batch(self, observations: Mapping[str, Array], actions: Array) -> tuple[Inputs, Tensor]:
-        """Inputs and normalized actions for `flow_matching_loss`, from actions [B, H, A] in the robot's units.
+    def _use_statistics(self, arrays: Mapping[str, Array]) -> None:
+        state, action = from_arrays(arrays, self._setup.checkpoint)
+        self.__dict__["_setup"] = replace(self._setup, state=state, action=action)
 
-        The chunk may be shorter than the network's; mask the rest. The noise is zero, because the loss draws it."""
-        setup, sizes = self._setup, self._setup.checkpoint.sizes
-        state = setup.state_axes.read(observations)
-        noise = torch.zeros((len(state), sizes.horizon, sizes.action_size), device=self._device)
-        normalized = setup.action.apply(setup.action_axes.to_checkpoint(self._whole(actions), state))
-        return self._inputs(observations, state, noise), torch.from_numpy(normalized).to(self._device)
+    # ---- CachesFeatures
 
-    def warmup(self) -> None:
-        inputs = zero_inputs(self.spec)
-        chunk = self.act(inputs, ActContext(deterministic=True))
-        self.act(inputs, ActContext(deterministic=True, prefix=chunk.actions, delay=1))
+    @property
+    def feature_specs(self) -> Mapping[str, ArraySpec]:
+        """Tokens of the vision tower, if it is frozen and `policy.cache_vision` is set."""
+        if not self._config.cache_vision:
+            return {}
+        sizes = self._setup.checkpoint.layout.sizes
+        spec = ArraySpec(shape=(sizes.vision.num_tokens, sizes.text.width), dtype="float32")
+        return dict.fromkeys(self._setup.cameras.values(), spec)
+
+    @property
+    def feature_digest(self) -> str:
+        return self._trained.digest if self._config.cache_vision else ""
+
+    def encode(self, key: str, frames: Array) -> Array:
+        frames = resize_images(frames, self.spec.observation[key].shape)
+        found = []
+        with torch.no_grad():
+            for first in range(0, len(frames), 64):
+                images = self._prepared(frames[first : first + 64])[:, None]
+                found.append(to_numpy(self._vision_tokens(images).float()))
+        return np.concatenate(found)
+
+    def _vision_tokens(self, images: Tensor) -> Tensor:
+        network: FlowNetwork = self.network
+        tokens: Tensor = network.components["vision"]["tower"](images.flatten(0, 1))
+        return tokens
+
+    # ---- weights
+
+    def weights(self, components: Mapping[str, nn.Module] | None = None) -> Mapping[str, Mapping[str, Array]]:
+        setup = self._setup
+        return {**self._trained.arrays(components), NORMALIZER: to_arrays(setup.state, setup.action)}
 
     def load(self, snapshot: WeightSnapshot) -> None:
-        raise UsageError(
-            f"policy '{self.family.name}' acts with the weights in {self._config.checkpoint} and cannot load those of "
-            "a run. Learning with it is not supported yet"
-        )
-
-    def reset(self) -> None:
-        """Start a new episode. Nothing to do: the policy has no state between calls."""
-
-    # ---- built at first use
-
-    @cached_property
-    def _setup(self) -> _Setup:
-        config = self._config
-        stats = None if config.stats is None else Path(config.stats).expanduser()
-        adapter = None if config.adapter is None else Path(config.adapter).expanduser()
-        folder = Path(config.checkpoint).expanduser()
-        checkpoint = open_checkpoint(folder, self.family, stats=stats, adapter=adapter)
-        state, action = checkpoint.state, checkpoint.action
-        if state is None or action is None:
-            raise SpecMismatch(_no_statistics(checkpoint))
-        sizes = checkpoint.sizes
-        for what, size, limit in (
-            ("state", state.size, sizes.state_size),
-            ("action", action.size, sizes.action_size),
-        ):
-            if size > limit:
-                raise SpecMismatch(
-                    f"the statistics of {checkpoint.folder} have {size} {what} axes, but its weights take at most {limit}. "
-                    "Use the statistics of this checkpoint (policy.stats)"
-                )
-        cameras = match_cameras(
-            self._robot,
-            config.images,
-            cameras=checkpoint.cameras,
-            max_absent=checkpoint.max_absent_cameras,
-        )
-        names = config.action_axes
-        relative = _relative_axes(checkpoint, config, self._robot)
-        return _Setup(
-            checkpoint=checkpoint,
-            state=state,
-            action=action,
-            state_axes=StateAxes.of(self._robot, config.state, config.state_axes, size=state.size),
-            action_axes=ActionAxes.of(self._robot, names, size=action.size, relative=relative),
-            cameras=cameras,  # others are masked and need not be computed: the result is the same
-        )
-
-    @cached_property
-    def _device(self) -> torch.device:
-        return find_device(self._config.device, setting="policy.device")
-
-    @cached_property
-    def _tokenizer(self) -> PromptTokenizer:
-        checkpoint = self._setup.checkpoint
-        path = self._config.tokenizer
-        return PromptTokenizer(
-            checkpoint.folder if path is None else Path(path).expanduser(),
-            num_tokens=checkpoint.sizes.num_prompt_tokens,
-            vocabulary=checkpoint.sizes.vocabulary,
-            bos=self.family.bos,
-            origin=self.family.tokenizer_origin,
-        )
-
-    @cached_property
-    def network(self) -> FlowNetwork:
-        """The network with the folder's weights, all frozen."""
-        precision = self._config.precision
-        if precision == "auto":
-            precision = "bfloat16" if self._device.type == "cuda" else "float32"
-        return self._setup.checkpoint.load(device=self._device, dtype=getattr(torch, precision))
-
-    @cached_property
-    def _sampler(self) -> Sampler:
-        config, is_gpu = self._config, self._device.type == "cuda"
-        execution = config.execution if config.execution != "auto" else "compiled_graph" if is_gpu else "eager"
-        if execution != "eager" and not is_gpu:
-            raise UsageError(f"policy.execution={execution} needs a GPU. Set policy.execution=eager")
-        return Sampler(
-            self.network,
-            num_steps=config.num_flow_steps or self._setup.checkpoint.sizes.num_flow_steps,
-            parts=compiled_parts(self.network) if execution == "compiled_graph" else None,
-            graph=execution != "eager",
-            guidance=config.guidance,
-        )
-
-    # ---- numpy to tensors
-
-    def _inputs(self, observations: Mapping[str, Array], state: Array, noise: Tensor) -> Inputs:
-        setup, device = self._setup, self._device
-        checkpoint, sizes = setup.checkpoint, setup.checkpoint.sizes
-        images = [
-            self.family.prepare_images(
-                observations[camera], size=sizes.image_size, with_pil=checkpoint.resizes_with_pil, device=device
-            )
-            for camera in setup.cameras.values()
-        ]
-        normalized = setup.state.apply(state)
-        encoded = [
-            self._tokenizer.encode(self._prompt(decode_prompt(task), of_row))
-            for task, of_row in zip(observations["prompt"], normalized, strict=True)
-        ]
-        tokens, masks = (np.stack(part) for part in zip(*encoded, strict=True))
-        return Inputs(
-            images=torch.stack(images, dim=1),
-            camera_mask=torch.ones(len(state), len(images), dtype=torch.bool, device=device),
-            tokens=torch.from_numpy(tokens).to(device),
-            token_mask=torch.from_numpy(masks).to(device),
-            state=self._padded(normalized, sizes.state_size),
-            noise=noise,
-        )
-
-    def _prompt(self, task: str, state: Array) -> str:
-        """The text for the tokenizer, from the task and the normalized state [S]."""
-        return self.family.prompt(task, state, self._setup.checkpoint.cleans_prompt)
-
-    def _padded(self, values: Array, size: int, fill: float = 0.0) -> Tensor:
-        """The last axis padded to the size that the network takes."""
-        width = [(0, 0)] * (values.ndim - 1) + [(0, size - values.shape[-1])]
-        return torch.from_numpy(np.pad(values, width, constant_values=fill)).to(self._device)
-
-    def _whole(self, actions: Array) -> Array:
-        """Actions [B, N, A] cut or padded with NaN to the network's horizon."""
-        horizon = self._setup.checkpoint.sizes.horizon
-        whole = np.full((len(actions), horizon, actions.shape[2]), math.nan, np.float32)
-        whole[:, : actions.shape[1]] = actions[:, :horizon]
-        return whole
-
-    def _noise(self, num_rows: int, context: ActContext) -> Tensor:
-        sizes = self._setup.checkpoint.sizes
-        shape = (sizes.horizon, sizes.action_size)
-        generator = seeded_generator(context.seed)
-        if not context.deterministic:
-            return normal((num_rows, *shape), generator=generator, device=self._device)
-        if generator is None or self._config.deterministic_noise == "fixed":
-            generator = seeded_generator(_FIXED_SEED)
-        return normal((1, *shape), generator=generator, device=self._device).expand(num_rows, -1, -1)
-
-    def _commitment(self, state: Array, context: ActContext) -> Commitment | None:
-        """The committed actions in the network's space. Padded axes and unknown actions have weight 0."""
-        if context.prefix is None:
-            return None
-        setup, sizes = self._setup, self._setup.checkpoint.sizes
-        prefix = np.asarray(context.prefix, np.float32)
-        if prefix.ndim != 3 or prefix.shape[0] != len(state) or prefix.shape[2] != setup.action.size:
-            raise UsageError(
-                f"the prefix should be [{len(state)}, H, {setup.action.size}], got {list(prefix.shape)}"
-            )
-        normalized = setup.action.apply(setup.action_axes.to_checkpoint(self._whole(prefix), state))
-        target = self._padded(normalized, sizes.action_size, fill=math.nan)
-        weights = prefix_weights(
-            self._config.guidance.schedule,
-            delay=context.delay,
-            execution_horizon=context.horizon,
-            chunk_length=sizes.horizon,
-        )
-        return Commitment(target, weights.to(self._device)[None, :, None] * target.isfinite())
-
-
-def _no_statistics(checkpoint: Checkpoint) -> str:
-    if checkpoint.assets:
-        names = ", ".join(checkpoint.assets)
-        return f"{checkpoint.folder} has statistics of several robots. Choose one with policy.stats: {names}"
-    return (
-        f"{checkpoint.folder} has no statistics of states and actions, so its actions have no unit. Set policy.stats to a "
-        "stats.json (LeRobot) or norm_stats.json (openpi) of the data that it was trained with"
-    )
-
-
-def _relative_axes(checkpoint: Checkpoint, config: VlaConfig, robot: RobotSpec) -> tuple[str, ...]:
-    """Names of the robot's axes whose actions are relative to the state."""
-    if config.relative_axes is not None:
-        return config.relative_axes
-    if not checkpoint.relative_actions:
-        return ()
-    ours = config.action_axes or robot.action.names
-    theirs = checkpoint.action_names
-    if not theirs:  # LeRobot then ignores the exceptions
-        return tuple(ours)
-    if len(ours) != len(theirs):
-        raise SpecMismatch(
-            f"{checkpoint.folder} has relative actions of {len(theirs)} axes ({', '.join(theirs[:8])}), but robot "
-            f"'{robot.name}' has {len(ours)} named ones. Set policy.relative_axes"
-        )
-    excluded = [part.lower() for part in checkpoint.relative_exclude if part]
-    return tuple(
-        own for own, name in zip(ours, theirs, strict=True) if not any(part in name.lower() for part in excluded)
-    )
+        misfit = f"weights version {snapshot.version} do not fit policy '{self.family.name}': "
+        if NORMALIZER not in snapshot.components:
+            raise UsageError(f"{misfit}they have no statistics")
+        self._trained.check(snapshot.components, misfit=misfit)
+        self._use_statistics(snapshot.components[NORMALIZER])
+        self._trained.load(snapshot.components)
+        if self._trained.lora is not None and "_sampler" in self.__dict__ and self._device.type == "cuda":
+            del self.__dict__["_sampler"]  # a CUDA graph has the old sums
+        self._version = snapshot.version

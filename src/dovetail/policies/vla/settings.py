@@ -3,16 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
+from dovetail.config.model import Config
 from dovetail.policies.components import ComponentConfig, NetworkPolicyConfig, TorchPolicyConfig
 from dovetail.policies.settings import GuidanceConfig
 
-__all__ = ["MODEL", "Pi0Config", "Pi05Config", "SmolVLAConfig", "UserModelConfig", "VlaConfig"]
+__all__ = ["MODEL", "LoraConfig", "Pi0Config", "Pi05Config", "SmolVLAConfig", "UserModelConfig", "VlaConfig"]
 
 MODEL = "model"  # the component with the weights of a user's model
+
+
+class LoraConfig(Config):
+    """Adapters for `policy.train=lora`."""
+
+    rank: int = Field(default=16, ge=1, le=1024)
+    """Rank of each update B A."""
+    alpha: float = Field(default=32.0, gt=0.0)
+    """The update is multiplied by alpha / rank."""
+    targets: str = r"(?!.*vision).*\.(q|k|v|o|gate|up|down)_proj"
+    """Regular expression of the published names of the adapted layers. The default is all of text model and expert."""
 
 
 class VlaConfig(TorchPolicyConfig):
@@ -39,6 +51,21 @@ class VlaConfig(TorchPolicyConfig):
     """The model's tokenizer.json, or a folder with it. Null: in the checkpoint's folder."""
     adapter: str | None = None
     """Folder of PEFT with LoRA, merged when the weights are read. Null: the one in the checkpoint's folder, if any."""
+    train: Literal["full", "expert", "lora"] = "full"
+    """What a run trains: all weights, the action expert, or adapters of rank `lora.rank`."""
+    freeze_vision: bool = False
+    """With `train=full`: keep the weights of the vision tower."""
+    cache_vision: bool = False
+    """Store what a frozen vision tower makes of each image in the replay, so that no image is encoded twice."""
+    lora: LoraConfig = Field(default_factory=LoraConfig)
+    """Adapters, with `train=lora`."""
+    fit_stats: bool = False
+    """Compute the statistics of states and actions from the run's demonstrations, for a robot that the checkpoint does not
+    know. False: those of the checkpoint or of `stats`."""
+    recompute_layers: bool = False
+    """Keep only the input of each layer in an update and compute the layer again (gradient checkpointing): less memory."""
+    compile_layers: bool = False
+    """Let torch compile the layers in updates. Takes about a minute to start."""
     device: str = Field(default="auto", pattern=r"^(cpu|auto|cuda(:\d+)?)$")
     """Where it computes. Auto: the first GPU, or the CPU if there is none."""
     precision: Literal["auto", "bfloat16", "float32"] = "auto"
@@ -51,6 +78,18 @@ class VlaConfig(TorchPolicyConfig):
     """Initial noise of deterministic chunks: always the same, or from the seed of each call."""
     guidance: GuidanceConfig = Field(default_factory=GuidanceConfig)
     """How a chunk continues the one before (real-time chunking)."""
+
+    @model_validator(mode="after")
+    def _check_training(self) -> Self:
+        if self.cache_vision and self.train == "full" and not self.freeze_vision:
+            raise ValueError(
+                "cache_vision needs a frozen vision tower: set freeze_vision, or train=expert or lora"
+            )
+        if self.freeze_vision and self.train != "full":
+            raise ValueError(
+                f"freeze_vision is for train=full; train={self.train} does not train the vision tower"
+            )
+        return self
 
 
 class Pi0Config(VlaConfig):

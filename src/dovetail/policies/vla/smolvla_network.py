@@ -28,7 +28,17 @@ from torch.nn import functional
 from dovetail.policies.vla.family import FlowNetwork
 from dovetail.policies.vla.llama import CrossLayer, LlamaLayer, LlamaNorm
 from dovetail.policies.vla.sizes import SmolVLASizes
-from dovetail.policies.vla.transformers import Rotation, VisionTower, aligned, attend, insert, rotation, with_room
+from dovetail.policies.vla.transformers import (
+    Rotation,
+    VisionTower,
+    aligned,
+    attend,
+    insert,
+    masked_mean,
+    rotation,
+    self_attention_layer,
+    with_room,
+)
 
 __all__ = ["SmolVLANetwork", "SmolVLAPrefix"]
 
@@ -65,23 +75,20 @@ class SmolVLANetwork(FlowNetwork):
         self.action_time_out = nn.Linear(expert.width, expert.width)
         self.action_out = nn.Linear(expert.width, sizes.action_size)
 
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.action_out.weight.dtype
-
     def prefix(
         self, images: Tensor, camera_mask: Tensor, tokens: Tensor, token_mask: Tensor, state: Tensor
     ) -> SmolVLAPrefix:
         """Read images [B, C, 3, S, S] in [-1, 1], prompt tokens [B, L] and the normalized state [B, state_size].
 
         The masks [B, C] and [B, L] are false for absent cameras and for padding."""
-        embedded = torch.cat((self._embed_images(images), self.embedding(tokens)), dim=1)
-        embedded = embedded * embedded.new_full((), self.sizes.text.width**0.5)  # rounded as the weights are
-        x = torch.cat((embedded, self.state_in(state.to(self.dtype))[:, None]), dim=1)  # [B, P, W]
-        images_mask = camera_mask.repeat_interleave(self.sizes.vision.num_tokens, dim=1)
-        mask = functional.pad(torch.cat((images_mask, token_mask), dim=1), (0, 1), value=True)
-        keys_values = self._read(x, mask)
-        return self._for_actions(keys_values, mask)
+        x, mask = self._embed(images, camera_mask, tokens, token_mask, state)
+        return self._for_actions(self._read(x, mask)[0], mask)
+
+    def summary(
+        self, images: Tensor, camera_mask: Tensor, tokens: Tensor, token_mask: Tensor, state: Tensor
+    ) -> Tensor:
+        x, mask = self._embed(images, camera_mask, tokens, token_mask, state)
+        return masked_mean(self._read(x, mask)[1], mask)
 
     def velocity(self, x: Tensor, time: Tensor, prefix: SmolVLAPrefix) -> Tensor:
         """The velocity, float32, of noisy actions x [B, H, A]. `time` [B or 1, W] comes from `embed_times`.
@@ -113,10 +120,16 @@ class SmolVLANetwork(FlowNetwork):
 
     # ---- parts
 
-    def _embed_images(self, images: Tensor) -> Tensor:
-        """[B, C * tokens, W]"""
-        embedded: Tensor = self.vision(images.flatten(0, 1))
-        return embedded.view(len(images), -1, embedded.shape[-1])
+    def _embed(
+        self, images: Tensor, camera_mask: Tensor, tokens: Tensor, token_mask: Tensor, state: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Tokens [B, P, W] of images, prompt and state, and their mask [B, P]."""
+        embedded = torch.cat((self.vision.tokens(images, self.run_layer), self.embedding(tokens)), dim=1)
+        embedded = embedded * embedded.new_full((), self.sizes.text.width**0.5)  # rounded as the weights are
+        x = torch.cat((embedded, self.state_in(state.to(self.dtype))[:, None]), dim=1)
+        images_mask = camera_mask.repeat_interleave(self.sizes.vision.num_tokens, dim=1)
+        mask = functional.pad(torch.cat((images_mask, token_mask), dim=1), (0, 1), value=True)
+        return x.to(self.dtype), mask
 
     def _action_tokens(self, x: Tensor, time: Tensor) -> Tensor:
         """Noisy actions as tokens [B, H, W] of the expert."""
@@ -125,8 +138,8 @@ class SmolVLANetwork(FlowNetwork):
         found: Tensor = self.action_time_out(functional.silu(tokens + time[:, None]))
         return found
 
-    def _read(self, x: Tensor, mask: Tensor) -> list[tuple[Tensor, Tensor]]:
-        """Keys and values of the prefix, [B, K, P, D] for each layer."""
+    def _read(self, x: Tensor, mask: Tensor) -> tuple[list[tuple[Tensor, Tensor]], Tensor]:
+        """Keys and values of the prefix, [B, K, P, D] for each layer, and the tokens before the last layer."""
         text = self.sizes.text
         where = rotation(mask.cumsum(1) - 1, head_size=text.head_size)
         num = mask.shape[1]
@@ -136,11 +149,10 @@ class SmolVLANetwork(FlowNetwork):
         *layers, last = (cast(LlamaLayer, module) for module in self.text_layers)
         found = []
         for layer in layers:
-            q, k, v = layer.project(x, where)
-            x = layer.finish(x, attend(q, k, v, bias))
+            x, k, v = self.run_layer(self_attention_layer, layer, x, where, bias)
             found.append((k, v))
         found.append(last.keys_values(x, where))
-        return found
+        return found, x
 
     def _for_actions(self, keys_values: list[tuple[Tensor, Tensor]], mask: Tensor) -> SmolVLAPrefix:
         horizon, expert = self.sizes.horizon, self.sizes.expert

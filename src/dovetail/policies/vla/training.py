@@ -9,7 +9,7 @@ import torch
 from torch import Generator, Tensor
 from torch.nn import functional
 
-from dovetail.policies.random_draws import normal
+from dovetail.policies.random_draws import normal, uniform
 from dovetail.policies.vla.family import FlowNetwork
 from dovetail.policies.vla.sampler import Inputs
 
@@ -18,8 +18,7 @@ __all__ = ["draw_times", "flow_matching_errors", "flow_matching_loss"]
 
 def draw_times(num: int, *, generator: Generator | None, device: torch.device) -> Tensor:
     """Times [N] in 0.001..1. The distribution function of Beta(1.5, 1) is t^1.5, so u^(2/3) of a uniform u has it."""
-    uniform = torch.rand(num, generator=generator, device=generator.device if generator else device).to(device)
-    return 0.001 + 0.999 * uniform ** (2.0 / 3.0)
+    return 0.001 + 0.999 * uniform((num,), generator=generator, device=device) ** (2.0 / 3.0)
 
 
 def flow_matching_errors(network: FlowNetwork, inputs: Inputs, actions: Tensor, times: Tensor) -> Tensor:
@@ -43,12 +42,14 @@ def flow_matching_loss(
     *,
     generator: Generator | None = None,
 ) -> Tensor:
-    """The mean error at times and with noise drawn here. Actions where `mask` [B, H] is false do not count, even NaN."""
-    if mask is not None:
-        actions = torch.where(mask[..., None], actions, 0.0)
+    """The mean error at times and with noise drawn here. Actions, or axes of actions, where `mask`, [B, H] or [B, H, A'],
+    is false do not count, even NaN."""
+    if mask is None:
+        mask = torch.ones_like(actions, dtype=torch.bool)
+    mask = (mask if mask.ndim == 3 else mask[..., None]).expand_as(actions)
+    actions = torch.where(mask, actions, 0.0)
     times = draw_times(len(actions), generator=generator, device=actions.device)
     noise = normal(tuple(inputs.noise.shape), generator=generator, device=actions.device)
-    errors = flow_matching_errors(network, inputs._replace(noise=noise), actions, times)
-    if mask is None:
-        return errors.mean()
-    return (errors * mask[..., None]).sum() / (mask.sum() * actions.shape[-1]).clamp(min=1)
+    with network.run_layer.precision(actions.device):
+        errors = flow_matching_errors(network, inputs._replace(noise=noise), actions, times)
+    return (errors * mask).sum() / mask.sum().clamp(min=1)

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from dovetail.policies.vla.layer_runner import LayerRunner
 from dovetail.policies.vla.sizes import GemmaSizes, VisionSizes
 
 __all__ = [
@@ -27,9 +28,11 @@ __all__ = [
     "attend",
     "heads_as_rows",
     "insert",
+    "masked_mean",
     "rms_norm",
     "rotate",
     "rotation",
+    "self_attention_layer",
     "with_room",
 ]
 
@@ -52,18 +55,27 @@ class VisionTower(nn.Module):
         self.norm = nn.LayerNorm(sizes.width, eps=_EPSILON)
         self.out = nn.Linear(sizes.join**2 * sizes.width, out, bias=bias)
 
-    def forward(self, images: Tensor) -> Tensor:
+    def forward(self, images: Tensor, run_layer: LayerRunner | None = None) -> Tensor:
         x = self.embed(images)
+        run_layer = run_layer or LayerRunner()
         for layer in self.layers:
-            x = layer(x)
+            x = run_layer(_call, layer, x)
         tokens: Tensor = self.out(_joined(self.norm(x), self._join))
         return tokens
+
+    def tokens(self, images: Tensor, run_layer: LayerRunner) -> Tensor:
+        """Images [B, C, 3, S, S], or tokens [B, C, T, out] that this tower made before, to [B, C * T, out]."""
+        if images.ndim == 4:
+            return images.flatten(1, 2)
+        tokens: Tensor = self(images.flatten(0, 1), run_layer)
+        return tokens.view(len(images), -1, tokens.shape[-1])
 
     def embed(self, images: Tensor) -> Tensor:
         """Patches [N, P, W] before the first layer."""
         patches = functional.pixel_unshuffle(images.to(self.position.dtype), self._patch)  # [N, 3 p p, s, s]
         weight, bias = self.patch.weight.flatten(1), self.patch.bias
-        return functional.linear(patches.flatten(2).mT, weight, bias) + self.position
+        embedded = functional.linear(patches.flatten(2).mT, weight, bias)
+        return embedded + self.position.to(embedded.dtype)
 
 
 def _joined(patches: Tensor, side: int) -> Tensor:
@@ -74,6 +86,11 @@ def _joined(patches: Tensor, side: int) -> Tensor:
     num = math.isqrt(num_patches) // side
     squares = patches.view(num_images, num, side, num, side, width).transpose(2, 3)
     return squares.reshape(num_images, num * num, side * side * width)
+
+
+def _call(layer: nn.Module, x: Tensor) -> Tensor:
+    y: Tensor = layer(x)
+    return y
 
 
 class VisionLayer(nn.Module):
@@ -197,6 +214,20 @@ class GemmaLayer(nn.Module):
         return functional.gelu(gate, approximate="tanh")
 
 
+def self_attention_layer(
+    layer: GemmaLayer, x: Tensor, where: Rotation, bias: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Tokens after a layer in which all of them attend to each other, and the layer's keys and values."""
+    q, k, v = layer.project(x, where)
+    return layer.finish(x, attend(q, k, v, bias)), k, v
+
+
+def masked_mean(x: Tensor, mask: Tensor) -> Tensor:
+    """The mean [B, W] over tokens [B, N, W] where the mask is true, scaled to a length of sqrt(W), float32."""
+    total = torch.where(mask[..., None], x.float(), 0.0).sum(1)
+    return functional.rms_norm(total, total.shape[-1:], eps=_EPSILON)
+
+
 def heads_as_rows(q: Tensor, *, num_kv_heads: int) -> Tensor:
     """Queries [B, N, heads, D] as [B, K, N * G, D]: the G heads of a key head are rows of one product."""
     num_rows, num_tokens, _, size = q.shape
@@ -211,6 +242,9 @@ def rotate(x: Tensor, where: Rotation) -> Tensor:
 
 def attend(q: Tensor, keys: Tensor, values: Tensor, bias: Tensor) -> Tensor:
     """Attention of rows [B, K, R, D] to [B, K, T, D]. `bias` [B, 1, 1 or R, T] is added. Softmax in float32."""
+    if q.is_cuda and torch.is_grad_enabled():  # keeps no scores for the backward pass
+        allowed = bias.to(q.dtype).expand(len(q), 1, q.shape[2], -1)
+        return functional.scaled_dot_product_attention(q, keys, values, attn_mask=allowed)
     scores = (q @ keys.mT).float() * q.shape[-1] ** -0.5 + bias
     return torch.softmax(scores, dim=-1).to(values.dtype) @ values
 

@@ -118,10 +118,13 @@ class Fleet:
         return ArmReplays(canonical_space, replays)
 
     def demo_observations(self, policy: TrainablePolicy) -> Callable[[Episode], dict[str, Array]]:
-        """A function that returns the observations of an episode to which the normalizer is fitted."""
+        """A function that returns the observations, and actions, of an episode to which the normalizer is fitted."""
         if not isinstance(policy, HasCanonicalSpace):
             keys = [key for key, spec in policy.spec.observation.items() if len(spec.shape) < 3]
-            return lambda episode: {key: episode.column(f"observation/{key}") for key in keys}
+            return lambda episode: {
+                **{key: episode.column(f"observation/{key}") for key in keys},
+                "action": episode.column("action"),
+            }
         canonical_space: CanonicalSpace = policy.canonical_space
         return lambda episode: _padded(canonical_space, episode)
 

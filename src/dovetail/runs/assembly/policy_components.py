@@ -21,7 +21,7 @@ from dovetail.core.specs import RobotSpec
 from dovetail.core.tensor_files import read_tensors, tensor_blocks
 from dovetail.core.types import Array, WeightSnapshot
 from dovetail.policies.components import NetworkPolicyConfig
-from dovetail.policies.vla.settings import MODEL, UserModelConfig
+from dovetail.policies.vla.settings import MODEL, UserModelConfig, VlaConfig
 from dovetail.runs.component_folder import COMPONENTS
 from dovetail.weights.store import DiskWeightStore
 
@@ -115,7 +115,8 @@ def check_size(
     The config of a run folder may come from an untrusted source."""
     import torch
 
-    if isinstance(section.config, UserModelConfig):  # code of the user, which need not work without memory
+    # code of the user, which need not work without memory, or a published folder, which decides its sizes itself
+    if isinstance(section.config, UserModelConfig | VlaConfig):
         return
     with torch.device("meta"):  # shapes only
         policy = section.build(robot=robot, seed=0)

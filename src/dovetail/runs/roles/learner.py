@@ -30,7 +30,7 @@ class LearnerInputs(Protocol):
     """What the learner needs from the store."""
 
     def demonstrated(self) -> Mapping[str, Array]:
-        """Observations of the demonstrations by key, [T, ...]; empty if there are none."""
+        """Observations of the demonstrations by key, and `action`, [T, ...]; empty if there are none."""
 
     def env_steps(self) -> int:
         """Online steps that were taken in this run."""

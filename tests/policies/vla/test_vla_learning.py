@@ -1,0 +1,302 @@
+"""A VLA learns in place: which weights change, what is published, LoRA, cached vision, resume, two ranks."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from dovetail.core.errors import StoreError
+from dovetail.core.frozen_base import referenced_base
+from dovetail.core.types import ActContext, WeightSnapshot
+from dovetail.learn.algorithms.hg_dagger import HGDAgger, HGDAggerConfig
+from dovetail.learn.algorithms.hi_ors import HiORS, HiORSConfig
+from dovetail.learn.algorithms.imitation import Imitation, ImitationConfig
+from dovetail.learn.setup import set_up
+from dovetail.policies.trainable import flat_features
+from dovetail.policies.vla.checkpoints.adapters import read_adapter, write_adapter
+from dovetail.policies.vla.checkpoints.folder import open_checkpoint
+from dovetail.policies.vla.fitted_statistics import compute_statistics
+from dovetail.policies.vla.pi0_policy import Pi0Policy
+from dovetail.policies.vla.settings import LoraConfig, Pi0Config
+from support.pi0_folders import write_lerobot
+
+ROWS, HORIZON, NUM_ACTIONS = 6, 5, 6
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return write_lerobot(tmp_path_factory.mktemp("pi0") / "lerobot")
+
+
+@pytest.fixture(scope="module")
+def robot():
+    from dovetail.config.schema import RunConfig
+
+    config = RunConfig.model_validate(
+        {
+            "task": {"type": "push_cube"},
+            "robot": {"type": "sim", "images": ["front"], "image_size": [32, 32]},
+            "policy": {"type": "gaussian_mlp"},
+            "algorithm": {"type": "rlpd"},
+        }
+    )
+    return config.robot.build(task=config.task.build()).spec
+
+
+@pytest.fixture
+def make(folder, robot):
+    def make_policy(**settings):
+        given = {"images": {"base_0_rgb": "front"}, "state": ("joint_pos", "gripper"), "device": "cpu", **settings}
+        return Pi0Policy(Pi0Config(checkpoint=str(folder), **given), robot=robot, seed=3)
+
+    return make_policy
+
+
+def make_batch(*, seed=0):
+    from dovetail.core.prompts import encode_prompt
+
+    rng = np.random.default_rng(seed)
+    prompts = np.stack([encode_prompt("push the cube")] * ROWS)
+    arrays = {
+        "observation/joint_pos": rng.normal(size=(ROWS, 7)).astype(np.float32),
+        "observation/gripper": rng.normal(size=(ROWS, 2)).astype(np.float32),
+        "observation/front": rng.integers(0, 256, (ROWS, 32, 32, 3), dtype=np.uint8),
+        "prompt": prompts,
+        "action": rng.normal(size=(ROWS, HORIZON, NUM_ACTIONS)).astype(np.float32) * 0.01,
+        "achieved": rng.normal(size=(ROWS, HORIZON, NUM_ACTIONS)).astype(np.float32) * 0.01,
+        "action/mask": np.ones((ROWS, HORIZON), np.bool_),
+        "human": np.ones((ROWS, HORIZON), np.bool_),
+        "discount": np.ones(ROWS, np.float32),
+    }
+    arrays["action/mask"][0, 2:] = False
+    arrays["action"][0, 2:] = np.nan
+    return {key: torch.from_numpy(value) for key, value in arrays.items()}
+
+
+def observations_of(batch):
+    found = {k.removeprefix("observation/"): v for k, v in batch.items() if k.startswith("observation/")}
+    return {**found, "prompt": batch["prompt"]}
+
+
+def values(policy):
+    return {name: value.detach().clone() for name, value in policy.network.named_parameters()}
+
+
+def learn(policy, *, updates=2, algorithm=Imitation, config=None, **settings):
+    learner = algorithm(config or ImitationConfig(batch_size=ROWS, lr=1e-3), policy=policy, seed=0)
+    set_up(learner, name=learner.name, **settings)
+    losses = [learner.update(make_batch(seed=number))["imitation_loss"] for number in range(updates)]
+    return learner, losses
+
+
+@pytest.mark.parametrize(
+    ("settings", "trained"),
+    [
+        ({"train": "full"}, {"vision", "text", "expert"}),
+        ({"train": "full", "freeze_vision": True}, {"text", "expert"}),
+        ({"train": "expert"}, {"expert"}),
+    ],
+)
+def test_only_trained_components_change_and_are_published(make, settings, trained):
+    policy = make(**settings)
+    parts = policy.components
+    before = {name: [p.detach().clone() for p in part.parameters()] for name, part in parts.items()}
+    learn(policy)
+    for name, part in parts.items():
+        changed = any(not torch.equal(a, b) for a, b in zip(before[name], part.parameters(), strict=True))
+        assert changed == (name in trained), name
+    published = policy.weights()
+    assert {name for name, arrays in published.items() if referenced_base(arrays)} == parts.keys() - trained
+    other = make(**settings)
+    other.load(WeightSnapshot(version=7, components=published, hashes={}))
+    observations = {key: value.numpy() for key, value in observations_of(make_batch()).items()}
+    ours, theirs = (one.act(observations, ActContext(seed=1)) for one in (policy, other))
+    assert np.array_equal(ours.actions, theirs.actions) and theirs.policy_version == 7
+
+
+def test_a_frozen_base_of_another_folder_is_refused(make, folder, robot, tmp_path):
+    published = make(train="expert").weights()
+    other = write_lerobot(tmp_path / "other")
+    from safetensors.torch import load_file, save_file
+
+    tensors = load_file(other / "model.safetensors")
+    tensors = {key: value * 1.01 for key, value in tensors.items()}
+    save_file(tensors, other / "model.safetensors")
+    policy = Pi0Policy(replace_checkpoint(make(train="expert")._config, other), robot=robot)
+    with pytest.raises(StoreError, match="another frozen component"):
+        policy.load(WeightSnapshot(version=1, components=published, hashes={}))
+
+
+def replace_checkpoint(config, folder):
+    return config.model_copy(update={"checkpoint": str(folder)})
+
+
+def test_lora_trains_only_its_updates_and_merged_equals_applied(make, tmp_path):
+    policy = make(train="lora", lora=LoraConfig(rank=2, alpha=4.0))
+    before = values(policy)
+    learner, _ = learn(policy)
+    assert list(policy.components) == ["lora"] and set(policy.weights()) == {"lora", "base", "normalizer"}
+    assert referenced_base(policy.weights()["base"])
+    after = values(policy)
+    originals = [name for name in before if not name.endswith((".down", ".up"))]
+    assert originals and all(torch.equal(before[name], after[name]) for name in originals if name in after)
+    assert any(update.up.abs().max() > 0 for update in policy.lora.updates.values())
+
+    observations = {key: value.numpy() for key, value in observations_of(make_batch()).items()}
+    applied = policy.act(observations, ActContext(seed=1)).actions
+    write_adapter(tmp_path / "adapter", policy.lora, base="pi0")
+    assert len(read_adapter(tmp_path / "adapter").pairs) == len(policy.lora.updates)
+    merged = make(adapter=str(tmp_path / "adapter")).act(observations, ActContext(seed=1)).actions
+    unadapted = make().act(observations, ActContext(seed=1)).actions
+    np.testing.assert_allclose(merged, applied, atol=1e-6)
+    assert np.abs(unadapted - applied).max() > 1e-5
+
+
+def test_cached_vision_equals_images(make):
+    policy = make(train="expert", cache_vision=True)
+    (spec,) = policy.feature_specs.values()
+    batch = make_batch()
+    tokens = policy.encode("front", batch["observation/front"].numpy())
+    assert tokens.shape[1:] == spec.shape and policy.feature_digest
+    cached = {**batch, "observation/front": torch.from_numpy(tokens)}
+    losses = []
+    for given in (batch, cached):
+        observations = observations_of(given)
+        actions = policy.normalize_actions(given["action"], observations)
+        generator = torch.Generator().manual_seed(5)
+        losses.append(policy.imitation_loss(policy.features(observations), actions, generator=generator))
+    assert torch.equal(*losses)
+
+
+def test_resume_is_bit_exact(make):
+    straight, _ = learn(make(train="expert"), updates=3)
+    first, _ = learn(make(train="expert"), updates=2)
+    resumed, _ = learn(make(train="expert"), updates=0)
+    resumed.load_state_dict(first.state_dict())
+    resumed.update(make_batch(seed=2))
+    expected, found = straight.state_dict(), resumed.state_dict()
+    assert expected.keys() == found.keys()
+    assert all(np.array_equal(expected[key], found[key]) for key in expected)
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "config"),
+    [
+        (HGDAgger, HGDAggerConfig(batch_size=ROWS)),
+        (HiORS, HiORSConfig(batch_size=ROWS, min_motion_std=0.0)),
+    ],
+)
+def test_corrections_and_accepted_episodes_train_it(make, algorithm, config):
+    policy = make(train="expert")
+    before = values(policy)
+    learn(policy, updates=1, algorithm=algorithm, config=config)
+    assert any(not torch.equal(before[name], value) for name, value in values(policy).items())
+
+
+def test_recomputed_layers_give_the_same_gradients(make):
+    gradients = []
+    for recompute in (False, True):
+        policy = make(recompute_layers=recompute)
+        learner = Imitation(ImitationConfig(batch_size=ROWS), policy=policy, seed=0)
+        learner._optimizer.step = lambda: None
+        learner.update(make_batch())
+        gradients.append([p.grad for p in learner._parameters])
+    assert all((a is None and b is None) or torch.equal(a, b) for a, b in zip(*gradients, strict=True))
+
+
+def test_bf16_computes_near_fp32_with_float32_parameters(make):
+    _, exact = learn(make(), updates=1)
+    learner, rounded = learn(make(), updates=1, precision="bf16")
+    assert rounded[0] == pytest.approx(exact[0], rel=0.02) and rounded[0] != exact[0]
+    assert {p.dtype for p in learner._parameters} == {torch.float32}
+
+
+def test_micro_batches_equal_one_batch(make):
+    """Data parallel uses the same sums: a mean over known actions, not a mean of means."""
+    gradients = []
+    for accumulate in (1, 3):
+        learner = Imitation(ImitationConfig(batch_size=ROWS), policy=make(), seed=0)
+        set_up(learner, name="imitation", accumulate=accumulate)
+        learner._generator = torch.Generator().manual_seed(0)
+        policy = learner._policy
+        batch = make_batch()
+        policy.imitation_loss = fixed_loss(policy)
+        learner._optimizer.step = lambda: None
+        learner.update(batch)
+        gradients.append([p.grad for p in learner._parameters])
+    for a, b in zip(*gradients, strict=True):
+        if a is not None:
+            torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-6)
+
+
+def fixed_loss(policy):
+    """The loss at time 0.5 and with zero noise, so that it does not depend on the order of rows."""
+    from dovetail.policies.vla.training import flow_matching_errors
+
+    def loss(features, actions, mask=None, *, generator=None):
+        known = mask[..., None] & actions.isfinite()
+        errors = flow_matching_errors(
+            policy.network,
+            policy._network_inputs(features),
+            torch.where(known, actions, 0.0),
+            torch.full((len(actions),), 0.5),
+        )
+        return (errors * known).sum() / known.sum()
+
+    return loss
+
+
+def test_statistics_come_from_demonstrations_only_if_the_config_says_so(make):
+    columns = {
+        "joint_pos": np.arange(70, dtype=np.float32).reshape(10, 7),
+        "gripper": np.zeros((10, 2), np.float32),
+        "action": np.tile(np.float32([1, -1, 2, -2, 0, 0]), (10, 1)),
+    }
+    columns["action"][5:] *= 3
+    kept = make()
+    before = kept.weights()["normalizer"]
+    kept.fit_normalizer(columns)
+    assert all(np.array_equal(before[key], value) for key, value in kept.weights()["normalizer"].items())
+    fitted = make(fit_stats=True)
+    fitted.fit_normalizer(columns)
+    found = fitted.weights()["normalizer"]
+    # joint 1: 0, 7, ..., 63: mean 31.5, std 7 * sqrt(8.25); action 1: half 1, half 3
+    assert found["state.mean"][0] == pytest.approx(31.5)
+    assert found["state.std"][0] == pytest.approx(7 * 8.25**0.5)
+    assert found["action.mean"].tolist() == [2, -2, 4, -4, 0, 0] and found["action.std"][0] == 1.0
+    assert found["state.std"][7] == pytest.approx(1e-3)  # it does not move
+
+
+def test_quantiles_by_hand():
+    found = compute_statistics(np.arange(101, dtype=np.float32)[:, None])
+    assert [float(found[name][0]) for name in ("min", "q01", "q99", "max", "mean")] == [0, 1, 99, 100, 50]
+
+
+def test_flat_features_tell_prompts_and_states_apart(make):
+    policy, batch = make(), make_batch()
+    observations = observations_of(batch)
+    flat = flat_features(policy, policy.features(observations))
+    assert flat.shape == (ROWS, policy.num_features) and not flat.requires_grad
+    assert (flat[0] - flat[1]).abs().max() > 1e-3
+    tensor = torch.ones(2, 3)
+    assert flat_features(policy, tensor) is tensor
+
+
+def test_folder_written_from_a_trained_policy_acts_the_same(make, tmp_path, robot):
+    from dovetail.policies.vla.checkpoints.lerobot_writer import write_lerobot as write
+
+    policy = make(train="expert")
+    learn(policy)
+    checkpoint = replace(policy._setup.checkpoint, state=policy._setup.state, action=policy._setup.action)
+    write(tmp_path / "new", checkpoint, changed=dict(policy.network.named_parameters()))
+    assert open_checkpoint(tmp_path / "new").family.name == "pi0"
+    observations = {key: value.numpy() for key, value in observations_of(make_batch()).items()}
+    again = Pi0Policy(replace_checkpoint(policy._config, tmp_path / "new"), robot=robot)
+    np.testing.assert_allclose(
+        again.act(observations, ActContext(seed=1)).actions,
+        policy.act(observations, ActContext(seed=1)).actions,
+        atol=1e-6,
+    )
