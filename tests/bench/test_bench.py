@@ -90,6 +90,14 @@ def test_vla_act_on_a_cpu_measures_a_small_model(monkeypatch: pytest.MonkeyPatch
     assert len(rows["act, small, CPU, float32"].samples) == 3
 
 
+def test_vla_train_on_a_cpu_steps_a_tiny_model_and_stock(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    rows = {row.name: row for row in load_bench(BENCHES["vla_train"])(quick=True)}
+    assert not [name for name in rows if "skipped" in name]
+    trained = {name.partition(":")[0]: row.value for name, row in rows.items() if row.unit == "million"}
+    assert trained["ours, LoRA of rank 16, recomputed"] < trained["ours, all weights, bfloat16"] < 0.6
+
+
 def test_vla_without_transformers_keeps_its_own_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "transformers", None)
     names = [row.name for row in vla.network_rows(num=3)]

@@ -176,6 +176,7 @@ def test_without_a_writable_home_a_run_is_trusted_in_its_process_only(
 # ---- what a stored config may name
 
 HARMLESS_TEXTS = {
+    "targets",  # names of layers in a checkpoint, which is outside the run
     # names of observations, cameras, axes, metrics and action parts
     *(
         "action_axes",

@@ -14,7 +14,7 @@ from dovetail.policies.vla.checkpoints.transformers_folder import KEYS
 from dovetail.policies.vla.paligemma_network import PaliGemmaNetwork
 from dovetail.policies.vla.sizes import GemmaSizes, Pi0Sizes
 
-__all__ = ["config_values", "published_tensors", "write_folder"]
+__all__ = ["config_values", "published_sources", "published_tensors", "write_folder"]
 
 _WORDS = ("<pad>", "<eos>", "<bos>", "<unk>", "\n", " ", "push", "the", "cube", "to", "mark")
 
@@ -42,12 +42,21 @@ def published_tensors(network: PaliGemmaNetwork) -> dict[str, Tensor]:
     """The parameters under transformers' names; those that we join are split again."""
     ours = dict(network.named_parameters())
     found: dict[str, Tensor] = {}
-    for name, keys in parameter_sources(network.sizes, KEYS).items():
+    for name, sources in published_sources(network).items():
         tensor, first = ours[name].detach(), 0
-        for key, num_rows in zip(keys, _num_rows(name, len(tensor), len(keys), network.sizes), strict=True):
+        for key, num_rows in sources:
             found[key] = tensor.narrow(0, first, num_rows)
             first += num_rows
     return found
+
+
+def published_sources(network: PaliGemmaNetwork) -> dict[str, list[tuple[str, int]]]:
+    """Parameter: transformers' names of its parts, with their numbers of rows."""
+    lengths = {name: len(parameter) for name, parameter in network.named_parameters()}
+    return {
+        name: list(zip(keys, _num_rows(name, lengths[name], len(keys), network.sizes), strict=True))
+        for name, keys in parameter_sources(network.sizes, KEYS).items()
+    }
 
 
 def _num_rows(name: str, total: int, num_parts: int, sizes: Pi0Sizes) -> list[int]:

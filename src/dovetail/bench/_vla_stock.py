@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from dovetail.bench._vla_folder import config_values, published_tensors
 from dovetail.policies.vla.paligemma_network import PaliGemmaNetwork
@@ -36,19 +36,35 @@ class StockPi0:
         _copy_weights(network, dict(model.named_parameters()))
 
     def __call__(self, inputs: Inputs) -> Tensor:
-        sizes, dtype = self._sizes, next(self._model.parameters()).dtype
+        dtype = next(self._model.parameters()).dtype
+        with torch.no_grad():
+            actions: Tensor = self._model.sample_actions(**self._arguments(inputs, dtype))
+        return actions
+
+    def _arguments(self, inputs: Inputs, dtype: torch.dtype) -> dict[str, Tensor]:
+        sizes = self._sizes
         num_image_tokens = sizes.num_cameras * sizes.vision.num_patches
         image = torch.full((len(inputs.tokens), num_image_tokens), sizes.vocabulary, device=inputs.tokens.device)
-        with torch.no_grad():
-            actions: Tensor = self._model.sample_actions(
-                state=inputs.state.to(dtype),
-                input_ids=torch.cat((image, inputs.tokens), dim=1),
-                pixel_values=inputs.images.to(dtype),
-                noise=inputs.noise.to(dtype),
-                attention_mask=torch.cat((torch.ones_like(image), inputs.token_mask.long()), dim=1),
-                pixel_attention_mask=inputs.camera_mask,
-            )
-        return actions
+        return {
+            "state": inputs.state.to(dtype),
+            "input_ids": torch.cat((image, inputs.tokens), dim=1),
+            "pixel_values": inputs.images.to(dtype),
+            "noise": inputs.noise.to(dtype),
+            "attention_mask": torch.cat((torch.ones_like(image), inputs.token_mask.long()), dim=1),
+            "pixel_attention_mask": inputs.camera_mask,
+        }
+
+    def let_learn(self) -> None:
+        self._model.requires_grad_(True).train()
+
+    def parameters(self) -> list[nn.Parameter]:
+        return list(self._model.parameters())
+
+    def loss(self, inputs: Inputs, actions: Tensor) -> Tensor:
+        """Its own loss for normalized actions [B, H, A]."""
+        dtype = next(self._model.parameters()).dtype
+        found: Tensor = self._model(actions=actions.to(dtype), **self._arguments(inputs, dtype)).loss
+        return found.mean()
 
     def compile(self) -> None:
         """Compile the three transformers. The code between them depends on values and cannot be compiled."""

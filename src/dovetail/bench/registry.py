@@ -49,6 +49,10 @@ BENCHES: Mapping[str, Entry] = MappingProxyType(
             "dovetail.bench.vla",
             "time of a chunk of pi0 (next to stock transformers), pi05 and smolvla; full size on a GPU",
         ),
+        "vla_train": Entry(
+            "dovetail.bench.vla_train",
+            "time and memory of a training step of pi0, next to stock transformers; full size on a GPU",
+        ),
         "vla_act": Entry("dovetail.bench.vla_act", "time of a chunk of ACT; published size on a GPU"),
         "serve": Entry(
             "dovetail.bench.serve", "overhead and throughput of a policy server with openpi's protocol"

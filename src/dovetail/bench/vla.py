@@ -33,7 +33,7 @@ from dovetail.policies.vla.sampler import Commitment, Inputs, Sampler, compiled_
 from dovetail.policies.vla.sizes import GemmaSizes, Pi0Sizes, Pi05Sizes, SmolVLASizes, VisionSizes
 from dovetail.policies.vla.smolvla_network import SmolVLANetwork
 
-__all__ = ["bench"]
+__all__ = ["TINY", "bench", "make_inputs", "make_network", "skipped"]
 
 _AIM_MS, _GUIDED_AIM_MS, _WARMUP_AIM_S = 12.0, 25.0, 60.0
 _MEMORY_AIM_MS = 2.0
@@ -41,14 +41,14 @@ _BUDGET_S = 400.0  # rows that have to compile are not started later than this
 _BASELINE = "stock transformers, eager"
 _CPU = torch.device("cpu")
 _FASTEST = "CUDA graph of kernels and compiled pieces"
-_TINY = Pi0Sizes(
+TINY = Pi0Sizes(
     vision=VisionSizes(width=64, num_layers=2, num_heads=4, mlp_width=128, image_size=56),
     text=GemmaSizes(width=64, num_layers=4, num_heads=4, head_size=32, mlp_width=256),
     expert=GemmaSizes(width=32, num_layers=4, num_heads=4, head_size=32, mlp_width=128),
     vocabulary=256,
     has_float64_times=False,  # as transformers
 )
-_TINY_PI05 = Pi05Sizes(vision=_TINY.vision, text=_TINY.text, expert=_TINY.expert, vocabulary=_TINY.vocabulary)
+_TINY_PI05 = Pi05Sizes(vision=TINY.vision, text=TINY.text, expert=TINY.expert, vocabulary=TINY.vocabulary)
 _TINY_SMOLVLA = SmolVLASizes(
     vision=VisionSizes(width=64, num_layers=2, num_heads=4, mlp_width=128, image_size=64, patch_size=8, join=4),
     text=GemmaSizes(width=64, num_layers=4, num_heads=4, num_kv_heads=2, head_size=32, mlp_width=256),
@@ -63,8 +63,8 @@ def bench(*, quick: bool) -> Iterator[Row]:
         yield from _GpuBench(quick=quick).rows()
     else:
         yield from network_rows(num=3 if quick else 20)
-        yield from _or_skipped("CPU, tiny pi0: shared memory", lambda: shared_memory_rows(num=5 if quick else 50))
-    yield from _or_skipped("100 MB of new weights", lambda: _weight_rows(seconds=6.0 if quick else 30.0))
+        yield from _orskipped("CPU, tiny pi0: shared memory", lambda: shared_memory_rows(num=5 if quick else 50))
+    yield from _orskipped("100 MB of new weights", lambda: _weight_rows(seconds=6.0 if quick else 30.0))
 
 
 def network_rows(num: int) -> Iterator[Row]:
@@ -76,13 +76,13 @@ def network_rows(num: int) -> Iterator[Row]:
     for name, other in others.items():
         sampler, inputs = _tiny(other)
         yield _row(f"CPU, tiny {name}: ours, eager", _times_ms(partial(sampler, inputs), num))
-    network = make_network(_TINY, device=_CPU, dtype=torch.float32)
+    network = make_network(TINY, device=_CPU, dtype=torch.float32)
     sampler, inputs = _tiny(network)
     ours = _times_ms(lambda: sampler(inputs), num)
     try:
         stock = StockPi0(network)
     except Exception as error:  # another version of transformers, or none: the rows of ours remain
-        yield _skipped("stock transformers", error)
+        yield skipped("stock transformers", error)
         yield _row("CPU, tiny pi0: ours, eager", ours)
         return
     theirs = _times_ms(lambda: stock(inputs), num)
@@ -99,7 +99,7 @@ def _tiny(network: FlowNetwork) -> tuple[Sampler, Inputs]:
 
 def shared_memory_rows(num: int) -> Iterator[Row]:
     """The inference process on a CPU, with a tiny model and one thread, as robots have it."""
-    network = make_network(_TINY, device=torch.device("cpu"), dtype=torch.float32)
+    network = make_network(TINY, device=torch.device("cpu"), dtype=torch.float32)
     num_threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -147,11 +147,11 @@ def _weight_rows(seconds: float) -> Iterator[Row]:
     yield at_most(f"{name}: ticks missed or without an action, of {busy['ticks']:.0f}", lost, "", 0)
 
 
-def _or_skipped(name: str, part: Callable[[], Iterator[Row]]) -> Iterator[Row]:
+def _orskipped(name: str, part: Callable[[], Iterator[Row]]) -> Iterator[Row]:
     try:
         yield from part()
     except Exception as error:  # one part that fails, or lacks a package, must not lose the other rows
-        yield _skipped(name, error)
+        yield skipped(name, error)
 
 
 class _GpuBench:
@@ -184,9 +184,9 @@ class _GpuBench:
             ]
         for name, part in parts:
             if time.perf_counter() - self._start_s > _BUDGET_S:
-                yield _skipped(name, f"{_BUDGET_S:.0f} s have passed")
+                yield skipped(name, f"{_BUDGET_S:.0f} s have passed")
                 continue
-            yield from _or_skipped(name, part)
+            yield from _orskipped(name, part)
         yield Row(name="whole bench", value=time.perf_counter() - self._start_s, unit="s")
         yield Row(name="peak GPU memory", value=torch.cuda.max_memory_allocated() / 2**30, unit="GiB")
 
@@ -376,7 +376,7 @@ def _difference(name: str, ours: Tensor, theirs: Tensor) -> Row:
     return Row(name=f"{name}: difference of actions", value=100.0 * float(relative), unit="%")
 
 
-def _skipped(name: str, reason: object) -> Row:
+def skipped(name: str, reason: object) -> Row:
     why = one_line(reason) if isinstance(reason, Exception) else str(reason)
     return Row(name=f"{name} skipped: {why[:200]}", value=0.0, unit="")
 

@@ -137,7 +137,7 @@ def replace_checkpoint(config, folder):
 def test_lora_trains_only_its_updates_and_merged_equals_applied(make, tmp_path):
     policy = make(train="lora", lora=LoraConfig(rank=2, alpha=4.0))
     before = values(policy)
-    learner, _ = learn(policy)
+    learn(policy)
     assert list(policy.components) == ["lora"] and set(policy.weights()) == {"lora", "base", "normalizer"}
     assert referenced_base(policy.weights()["base"])
     after = values(policy)

@@ -12,6 +12,7 @@ __all__ = [
     "BringsWeights",
     "CachesFeatures",
     "CountsSampledActions",
+    "FitsActions",
     "HasCanonicalSpace",
     "LearnsByImitation",
     "MovesToDevice",
@@ -51,6 +52,13 @@ class CachesFeatures(Protocol):
 
     def encode(self, key: str, frames: Array) -> Array:
         """Encode images [N, H, W, C] of a camera to features [N, ...]. They may be larger than the policy looks at."""
+
+
+@runtime_checkable
+class FitsActions(Protocol):
+    """A policy whose `fit_normalizer` also wants the demonstrated actions, under `action`. Class attribute."""
+
+    fits_actions: bool
 
 
 @runtime_checkable

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import cached_property
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 import torch
@@ -37,6 +37,8 @@ class VlaPolicy(ActingVla):
     `features` are a TensorDict of the network's inputs. `policy.train` says which weights learn. A learner's parameters are
     float32; where the policy acts, they have `policy.precision`.
     """
+
+    fits_actions: ClassVar[bool] = True
 
     @property
     def components(self) -> Mapping[str, nn.Module]:

@@ -11,7 +11,7 @@ from typing import cast
 import numpy as np
 
 from dovetail.config.schema import RunConfig
-from dovetail.core.abilities import CachesFeatures, HasCanonicalSpace, WrapsCanonicalPolicy
+from dovetail.core.abilities import CachesFeatures, FitsActions, HasCanonicalSpace, WrapsCanonicalPolicy
 from dovetail.core.contracts import Algorithm, Replay
 from dovetail.core.errors import SpecMismatch, UsageError
 from dovetail.core.specs import RobotSpec, match
@@ -121,10 +121,10 @@ class Fleet:
         """A function that returns the observations, and actions, of an episode to which the normalizer is fitted."""
         if not isinstance(policy, HasCanonicalSpace):
             keys = [key for key, spec in policy.spec.observation.items() if len(spec.shape) < 3]
-            return lambda episode: {
-                **{key: episode.column(f"observation/{key}") for key in keys},
-                "action": episode.column("action"),
-            }
+            columns = {key: f"observation/{key}" for key in keys}
+            if isinstance(policy, FitsActions):
+                columns["action"] = "action"
+            return lambda episode: {key: episode.column(name) for key, name in columns.items()}
         canonical_space: CanonicalSpace = policy.canonical_space
         return lambda episode: _padded(canonical_space, episode)
 
