@@ -113,6 +113,7 @@ def board_layout(
         num_rows=round(buffer_s * robot.control_hz) + spare,
         ticks_per_step=ticks,
         num_frames={key: math.ceil(buffer_s * fps) + spare for key, fps in max_fps.items()},
+        base_horizon=policy.base.horizon if policy and policy.base else 0,
     )
 
 
@@ -161,6 +162,7 @@ def make_loop(
             delays=delays or Delays(),
             inference_timeout_s=config.inference_timeout_s,
             max_bad_chunks=config.max_bad_chunks,
+            propose=board.propose,
         )
     return ControlLoop(
         robot=robot,

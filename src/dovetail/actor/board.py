@@ -29,6 +29,7 @@ from dovetail.actor.seen_frames import SeenFrames
 from dovetail.core.errors import SpecMismatch
 from dovetail.core.image_sizes import is_fitted
 from dovetail.core.prompts import decode_prompt, encode_prompt, prompt_width
+from dovetail.core.proposals import PROPOSAL
 from dovetail.core.seqlock import Seqlock
 from dovetail.core.specs import ArraySpec, PolicySpec
 from dovetail.core.types import Array, Observation, Source, Verdict
@@ -101,6 +102,10 @@ class Board(ProcessSignals):
     def observe_again(self, row: int, observation: Observation) -> None:
         """Replace the observation of a row before an action follows it."""
         self._write(row, observation)
+
+    def propose(self, row: int, proposal: Array) -> None:
+        """Store the base policy's proposal for a row, [K, A] (core.proposals)."""
+        self._values[PROPOSAL][row % self._num_rows] = proposal.reshape(-1)
 
     def guarded(self, observation: Observation, row: int) -> Observation:
         """The observation with read-only views of the frames on the board."""

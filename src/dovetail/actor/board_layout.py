@@ -45,6 +45,7 @@ class BoardLayout:
     extras: Mapping[str, tuple[str, tuple[int, ...]]]
     chunk: tuple[int, int]  # H, A
     ticks_per_step: int = 1  # rows per step of the policy's history
+    base_horizon: int = 0  # actions in a chunk of the policy's base; 0: it has none
     num_frames: Mapping[str, int] = field(default_factory=dict)  # of cameras that are slower than the robot
 
     @staticmethod
@@ -56,6 +57,7 @@ class BoardLayout:
         num_rows: int,
         ticks_per_step: int = 1,
         num_frames: Mapping[str, int] = MappingProxyType({}),
+        base_horizon: int = 0,
     ) -> BoardLayout:
         """`num_frames`: frames of a camera that are kept, if it gives fewer than one per row."""
         return BoardLayout(
@@ -64,6 +66,7 @@ class BoardLayout:
             extras={name: (value.dtype.str, value.shape) for name, value in extras.items()},
             chunk=(horizon, robot.action.shape[0]),
             ticks_per_step=ticks_per_step,
+            base_horizon=base_horizon,
             num_frames={key: min(num_frames[key], num_rows) for key in robot.observation if key in num_frames},
         )
 
@@ -75,6 +78,7 @@ class BoardLayout:
             "chunk": self.chunk,
             "ticks_per_step": self.ticks_per_step,
             "num_frames": dict(self.num_frames),
+            "base_horizon": self.base_horizon,
         }
 
     @staticmethod
@@ -89,6 +93,7 @@ class BoardLayout:
             chunk=(data["chunk"][0], data["chunk"][1]),
             ticks_per_step=data.get("ticks_per_step", 1),
             num_frames=data.get("num_frames", {}),
+            base_horizon=data.get("base_horizon", 0),
         )
 
     @property
@@ -111,6 +116,8 @@ class BoardLayout:
             yield f"request/{name}", dtype, shape
         for name, dtype, shape in _ANSWER + (("actions", "float32", (horizon, num_actions)),):
             yield f"answer/{name}", dtype, shape
+        if self.base_horizon:
+            yield "answer/proposal", "float32", (self.base_horizon, num_actions)
         for name, dtype in STEP:
             yield f"row/{name}", dtype, (rows,)
         for name in ("proposed", "executed"):

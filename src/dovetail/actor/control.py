@@ -24,8 +24,18 @@ from dovetail.core.abilities import AsksVerdict, PlansReset, Restarts
 from dovetail.core.clock import NS_PER_S
 from dovetail.core.contracts import Clock, GuardedRobot, Operator, Task
 from dovetail.core.errors import RobotError, RobotFault, one_line, stop_failure
+from dovetail.core.proposals import PROPOSAL
 from dovetail.core.streams import stream
-from dovetail.core.types import Array, EpisodeOrder, Event, HumanInput, Observation, Outcome, Source
+from dovetail.core.types import (
+    Array,
+    EpisodeOrder,
+    Event,
+    HumanInput,
+    Observation,
+    Outcome,
+    Purpose,
+    Source,
+)
 
 __all__ = ["EMERGENCY", "HUMAN_AXES", "ControlLoop"]
 
@@ -186,6 +196,7 @@ class ControlLoop:
             self._num_steps += 1
             on_step()
             outcome = outcome or verdict.outcome
+        self._propose(row)  # learning may bootstrap from the last observation
         if outcome is Outcome.TIMEOUT and isinstance(self._task, AsksVerdict) and self._task.verdict_request:
             outcome = self._ask_verdict(self._task.verdict_request)
         return outcome
@@ -201,6 +212,7 @@ class ControlLoop:
     def _begin(self, order: EpisodeOrder) -> None:
         self._stopped = self._is_invalid = self._was_started = False
         self._num_steps = 0
+        self._is_demo = order.purpose is Purpose.DEMO
         self._executed: Array | None = None  # the last action of the episode
         self._since_human = self._settle_ticks
         self._num_idle = _EASE_TICKS  # at rest
@@ -266,14 +278,18 @@ class ControlLoop:
             self._telemetry.count("health_holds")
             if self._planner:
                 self._planner.interrupt()  # the plan will be out of date
+            self._propose(row)
             self._record(row, extras, executed=self._hold())
         elif human.action is not None:
             proposed = self._with_others(row, human)
+            if human.axes is None:
+                self._propose(row)
             self._since_human = self._num_idle = 0
             if HUMAN_AXES in extras:
                 extras = {**extras, HUMAN_AXES: _driven_axes(human)}
             self._record(row, extras, executed=self._robot.send(proposed), proposed=proposed, source=Source.HUMAN)
-        elif self._planner is None:
+        elif self._planner is None or self._is_demo:
+            self._propose(row)
             self._record(row, extras, executed=self._hold(), source=Source.HUMAN)
         else:
             self._since_human += 1
@@ -298,7 +314,7 @@ class ControlLoop:
         if human.keeps is not None and human.keeps.any():
             action = np.where(human.keeps, self._robot.holding_action(), action)
         if human.axes is None:
-            if self._planner:
+            if self._planner and not self._proposes:
                 self._planner.interrupt()
             return action
         planned = self._planner.action_for(row) if self._planner else None
@@ -318,6 +334,10 @@ class ControlLoop:
         """Record the action that was just sent. `proposed` defaults to `executed`."""
         self._executed = executed
         self._ticks.sent()
+        if self._proposes and self._planner:
+            known = self._planner.proposal_for(row)
+            # until the base has answered for the first time, it proposes what was done
+            self._board.propose(row, self._unknown_proposal(executed) if known is None else known)
         safety = self._robot.safety_extras()
         self._telemetry.count("clipped", int(safety["safety_clipped"].any()))
         self._telemetry.count("held", int(safety["safety_held"]))
@@ -331,6 +351,24 @@ class ControlLoop:
             chunk_index=planned.chunk_index if planned else 0,
             extras={**extras, **safety},
         )
+
+    @property
+    def _proposes(self) -> bool:
+        return PROPOSAL in self._robot.spec.observation
+
+    def _propose(self, row: int) -> None:
+        """Keep the base policy's proposal up to date where its policy does not act."""
+        if not (self._proposes and self._planner):
+            return
+        self._planner.update_proposal(row)
+        if (known := self._planner.proposal_for(row)) is not None:
+            self._board.propose(row, known)
+        elif self._executed is not None:
+            self._board.propose(row, self._unknown_proposal(self._executed))
+
+    def _unknown_proposal(self, executed: Array) -> Array:
+        num_steps = self._robot.spec.observation[PROPOSAL].shape[0] // len(executed)
+        return np.tile(executed, (num_steps, 1))
 
     def _hold(self) -> Array:
         """Slow down over a few ticks, then hold."""

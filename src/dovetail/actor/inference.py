@@ -12,6 +12,7 @@ import numpy as np
 
 from dovetail.actor.board import Board
 from dovetail.core.contracts import Policy
+from dovetail.core.proposals import PROPOSAL
 from dovetail.core.types import ActContext, Array
 
 __all__ = [
@@ -45,6 +46,7 @@ class Answer:
     actions: Array  # [H, A]
     policy_version: int
     latency_ns: int
+    proposal: Array | None = None  # [Hb, A]: a new chunk of the policy's base; NaN: the known one was used
 
 
 class Inference(Protocol):
@@ -71,6 +73,7 @@ def compute_chunk(board: Board, policy: Policy, request: Request) -> Answer:
         actions=np.asarray(chunk.actions, np.float32),
         policy_version=chunk.policy_version,
         latency_ns=time.monotonic_ns() - started_ns,
+        proposal=chunk.extras.get(PROPOSAL) if policy.spec.base else None,
     )
 
 
@@ -149,6 +152,7 @@ class ProcessInference:
                         actions=values["actions"],
                         policy_version=int(values["policy_version"]),
                         latency_ns=int(values["latency_ns"]),
+                        proposal=values.get(PROPOSAL),
                     )
             elif not wait:
                 return None
@@ -182,5 +186,10 @@ def write_answer(board: Board, answer: Answer) -> None:
             "actions": answer.actions if fits else np.nan,  # the planner rejects NaN
             "policy_version": answer.policy_version,
             "latency_ns": answer.latency_ns,
+            **(
+                {PROPOSAL: np.nan if answer.proposal is None else answer.proposal}
+                if board.layout.base_horizon
+                else {}
+            ),
         }
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,8 +13,9 @@ from dovetail.actor.modes import Mode, Plan
 from dovetail.actor.telemetry import Telemetry
 from dovetail.core.clock import NS_PER_S
 from dovetail.core.contracts import Clock
-from dovetail.core.errors import RobotFault
+from dovetail.core.errors import RobotFault, UsageError
 from dovetail.core.policy_rate import Resampling, to_steps, to_ticks
+from dovetail.core.proposals import proposal_at
 from dovetail.core.specs import PolicySpec
 from dovetail.core.types import Array
 
@@ -46,6 +48,9 @@ class Planner:
 
     Plans count ticks; requests and answers count steps of the policy, which last `ticks_per_step` ticks. In simulated time,
     inference takes `simulated_delay` ticks. None means real time: inference takes as long as it takes.
+
+    A policy with a base (`spec.base`) receives the base's known proposal through `propose(row, actions)`, or NaN, and then
+    asks its base. Call `update_proposal(tick)` each tick that something else acts, so that the base keeps proposing.
     """
 
     def __init__(
@@ -63,8 +68,14 @@ class Planner:
         delays: Delays | None = None,
         inference_timeout_s: float = 2.0,
         max_bad_chunks: int = 5,
+        propose: Callable[[int, Array], None] | None = None,
     ) -> None:
         mode.check(spec)
+        if spec.base is not None and ticks_per_step > 1:
+            raise UsageError(
+                f"policy '{spec.name}' corrects its base at every tick of the robot. Leave out actor.policy_hz"
+            )
+        self._propose = propose
         self._mode, self._inference, self._spec, self._clock, self._telemetry = (
             mode,
             inference,
@@ -88,6 +99,7 @@ class Planner:
         self._rng, self._deterministic = rng, deterministic
         self._chunk_id = -1
         self._num_bad = 0
+        self._base: tuple[Array, int] | None = None  # the base's newest chunk [Hb, A], and the tick it starts at
         self.forget_before(first)
 
     def forget_before(self, row: int) -> None:
@@ -99,6 +111,7 @@ class Planner:
         """Discard the plan and the pending request."""
         self._plan: Plan | None = None
         self._request: Request | None = None
+        self._is_watching = False  # the pending request is for the base's proposal only
         self._requested_ns = 0
         self._before: Array | None = None  # executed in the tick before the request
         self._executed: Array | None = None  # executed in the last tick
@@ -110,6 +123,8 @@ class Planner:
         executed action of the last tick, from which targets are interpolated."""
         horizon = min(horizon or self._horizon, self._horizon)
         self._executed = before
+        if self._is_watching:  # what was computed for an earlier tick is out of date
+            self._request, self._is_watching = None, False
         self._take_answer(tick, horizon)
         if self._request is None and (self._plan is None or self._plan.is_due(tick, horizon=horizon)):
             self._send_request(tick, horizon)
@@ -127,8 +142,46 @@ class Planner:
             chunk_index=index,
         )
 
+    def update_proposal(self, tick: int) -> None:
+        """Ask the base in time while something else acts: a person, or a hold."""
+        if self._spec.base is None:
+            return
+        self._plan = None
+        self._take_proposal(tick)
+        if self._request is None and self._known_proposal(tick) is None:
+            self._send_request(tick, self._horizon)
+            self._is_watching = True
+            self._take_proposal(tick)
+
+    def proposal_for(self, tick: int) -> Array | None:
+        """What the base would do from this tick on, [K, A]. None: it has not answered yet."""
+        if self._base is None:
+            return None
+        chunk, origin = self._base
+        return proposal_at(chunk, tick - origin, steps=self._spec.horizon)
+
+    def _known_proposal(self, tick: int) -> Array | None:
+        """The same, but None if the base is due for a new chunk."""
+        assert self._spec.base is not None
+        if self._base is None or tick - self._base[1] >= self._spec.base.every:
+            return None
+        return self.proposal_for(tick)
+
+    def _take_proposal(self, tick: int) -> None:
+        """Use the pending answer, if it is ready, only for the base's chunk in it."""
+        if (received := self._receive(tick)) is not None:
+            self._keep_proposal(*received)
+
+    def _keep_proposal(self, request: Request, answer: Answer) -> None:
+        if answer.proposal is not None and np.isfinite(answer.proposal).all():
+            self._base = (np.array(answer.proposal, np.float32), request.row)
+
     def _send_request(self, tick: int, horizon: int) -> None:
         plan = self._plan
+        if self._spec.base is not None and self._propose is not None:
+            known = self._known_proposal(tick)
+            unknown = np.full((self._spec.horizon, *self._spec.action.shape), np.nan, np.float32)
+            self._propose(tick, unknown if known is None else known)
         prefix = self._mode.prefix(plan, tick=tick)
         num_ticks = self._spec.horizon * self._ticks
         # guidance needs the executed part of the old chunk as horizon, so that the rest is valid to its end
@@ -157,22 +210,28 @@ class Planner:
         whole = np.isfinite(rest).reshape(len(steps), -1).all(axis=1, keepdims=True)
         return np.where(whole, steps, np.float32(np.nan))
 
-    def _take_answer(self, tick: int, horizon: int) -> None:
-        """Use the answer if it is ready and valid."""
+    def _receive(self, tick: int) -> tuple[Request, Answer] | None:
+        """The pending request and its answer, if it is ready and valid."""
         request = self._request
         if request is None:
-            return
+            return None
         if self._simulated_delay is not None:
             if tick - request.row < self._simulated_delay:
-                return
+                return None
             answer = self._inference.answer(wait=True)
         else:
             answer = self._inference.answer(wait=False)
         if answer is None:
+            return None
+        self._request, self._is_watching = None, False
+        return (request, answer) if self._is_good(answer) else None
+
+    def _take_answer(self, tick: int, horizon: int) -> None:
+        """Use the answer if it is ready and valid."""
+        if (received := self._receive(tick)) is None:
             return
-        self._request = None
-        if not self._is_good(answer):
-            return
+        request, answer = received
+        self._keep_proposal(request, answer)
         delay = tick - request.row
         self._delays.measured(delay)
         before = self._before if self._mode.overlaps else self._executed  # the tick before the chunk's first

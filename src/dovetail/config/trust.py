@@ -41,6 +41,7 @@ _SECTIONS = {  # anywhere in a config: these keys name plugins
     "cameras": "camera",
     "actor": "actor",
     "policy": "policy",
+    "base": "policy",
     "labels": "labeler",
     "replay": "replay",
     "algorithm": "algorithm",
@@ -73,6 +74,7 @@ _PATHS = {  # keys that name files and folders, which may be anywhere on this ma
     "model_folder": "a folder outside the run",
     "checkpoint": "weights outside the run",
     "stats": "a file outside the run",
+    "run": "another run",
     "adapter": "a folder outside the run",
     "tokenizer": "a file outside the run",
 }

@@ -11,7 +11,7 @@ import hashlib
 import json
 import math
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any, TypeVar
 
 import numpy as np
@@ -21,7 +21,7 @@ from dovetail.core.action_parts import ActionPart, derived_parts
 from dovetail.core.errors import SpecMismatch, did_you_mean
 from dovetail.core.image_sizes import is_fitted
 
-__all__ = ["ActionPart", "ArraySpec", "PolicySpec", "RobotSpec", "TaskSpec", "match"]
+__all__ = ["ActionPart", "ArraySpec", "BaseSpec", "PolicySpec", "RobotSpec", "TaskSpec", "match"]
 
 _Spec = TypeVar("_Spec")
 _MAX_SIZE = 2**28  # values of one array; a larger shape in a file is an error
@@ -317,6 +317,19 @@ def _axes_of(parts: tuple[ActionPart, ...], kinds: tuple[str, ...]) -> npt.NDArr
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class BaseSpec:
+    """A frozen base policy inside another one: see `dovetail.core.proposals`.
+
+    It proposes chunks of `horizon` actions, a new one after `every` steps. `inputs` are observations that only it reads:
+    the replay does not store them.
+    """
+
+    horizon: int
+    every: int
+    inputs: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PolicySpec:
     """Inputs of a policy, and its output: chunks of `horizon` actions.
 
@@ -333,6 +346,7 @@ class PolicySpec:
     history: Mapping[str, int] = field(default_factory=dict)
     guidable: bool = False
     prompted: bool = False  # also reads the task's text as `prompt` (core.prompts)
+    base: BaseSpec | None = None
 
     def __post_init__(self) -> None:
         action, kind, parts = _resolve(self.action, self.action_kind, tuple(self.parts), None, name=self.name)
@@ -354,7 +368,15 @@ class PolicySpec:
             "guidable": self.guidable,
             "prompted": self.prompted,
         }
+        if self.base is not None:
+            data["base"] = {**asdict(self.base), "inputs": list(self.base.inputs)}
         return data | _parts_to_json(self.parts)
+
+    @property
+    def learned_keys(self) -> tuple[str, ...]:
+        """The observations that learning needs, and the replay stores."""
+        only_base = () if self.base is None else self.base.inputs
+        return tuple(key for key in self.observation if key not in only_base)
 
     @staticmethod
     def from_json(data: Mapping[str, Any]) -> PolicySpec:
@@ -373,7 +395,12 @@ def _policy_from_json(data: Mapping[str, Any]) -> PolicySpec:
         history=data["history"],
         guidable=data["guidable"],
         prompted=data["prompted"],
+        base=_base_from_json(data["base"]) if data.get("base") else None,
     )
+
+
+def _base_from_json(data: Mapping[str, Any]) -> BaseSpec:
+    return BaseSpec(horizon=int(data["horizon"]), every=int(data["every"]), inputs=tuple(map(str, data["inputs"])))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, GetCoreSchemaHandler, GetJsonSchemaHandler, model_validator
 from pydantic.json_schema import JsonSchemaValue
@@ -26,6 +26,7 @@ __all__ = [
     "GuidanceConfig",
     "InnerPolicy",
     "Jacobian",
+    "ResidualConfig",
     "Schedule",
     "SharedConfig",
     "SteeredFlowConfig",
@@ -166,6 +167,43 @@ class SteeredFlowConfig(FlowConfig):
     """Sizes of the steering actor's hidden layers."""
     max_noise: float = Field(default=1.5, gt=0.0)
     """Limit of the chosen noise. The flow was trained on N(0, 1) and is unreliable beyond 2."""
+
+
+class ResidualConfig(NetworkPolicyConfig):
+    BASIC: ClassVar[Collection[str]] = ("base", "max_correction", "horizon", "hidden")
+
+    base: dict[str, Any]
+    """The frozen base policy: a policy section, such as `{type: openpi, ...}`, or `{run: RUN}` for the newest weights of a
+    run on this machine."""
+    base_every: int | None = Field(default=None, ge=1)
+    """Ticks after which the base proposes a new chunk. Null: half of its chunk, or 1 if `horizon` is above 1."""
+    max_correction: float = Field(default=0.1, gt=0.0, le=1.0)
+    """Largest correction of each axis, as a share of the axis' range. The algorithm raises the limit from 0 to this."""
+    max_correction_of: dict[str, Annotated[float, Field(ge=0.0, le=1.0)]] = Field(default_factory=dict)
+    """The same for single axes, by name; 0: this axis is never corrected."""
+    inputs: tuple[str, ...] = ()
+    """Observation keys that the correction sees, including images; empty: all low-dimensional ones of the robot."""
+    hidden: tuple[int, ...] = Field(default=(128, 128), min_length=1)
+    """Sizes of the hidden layers."""
+    horizon: int = Field(default=1, ge=1)
+    """Actions in a chunk. 1: each tick has its own correction from the newest observation. More: the corrections of the next
+    ticks are computed together, as actor types `rtc`, `naive` and `soft` need."""
+    initial_std: float = Field(default=0.3, ge=0.01, le=2.5)
+    """Standard deviation of the first corrections before tanh."""
+    encoder: EncoderConfig = EncoderConfig(features=64)
+    """The image encoder."""
+
+    @property
+    def proposal_steps(self) -> int:
+        return self.horizon
+
+    @model_validator(mode="after")
+    def _check_base(self) -> Self:
+        if len({"type", "run"} & self.base.keys()) != 1 or not isinstance(self.base.get("type", ""), str):
+            raise ValueError("base should be a policy section with a type, or {run: RUN}")
+        if "run" in self.base and (set(self.base) != {"run"} or not isinstance(self.base["run"], str)):
+            raise ValueError("base {run: RUN} takes no other settings: the run has them")
+        return self
 
 
 class FlowActorConfig(NetworkPolicyConfig):

@@ -90,7 +90,7 @@ def run(context: ProcessContext) -> None:
     settings, channel, board = context.settings, context.channel, context.board
     signals: list[int] = []
     signal.signal(signal.SIGTERM, lambda number, frame: signals.append(number))
-    operator = _section("operator", settings["operator"])
+    operator, policy = _section("operator", settings["operator"]), PolicySpec.from_json(settings["policy"])
     stop, devices = StopSources.inherited_stop(context.descriptors, arm=settings["arm"]), None
     if stop is not None:  # first: a press is heard while the rest is built
         devices = StopDevices(operator)
@@ -103,6 +103,7 @@ def run(context: ProcessContext) -> None:
         hides_success=settings["hides_success"],
         operator=operator,
         early_devices=devices,
+        proposal_steps=policy.horizon if policy.base else 0,
     )
     try:
         telemetry, real_time = Telemetry(), isinstance(workcell.clock, RealClock)
@@ -208,7 +209,7 @@ class _Loops:
         )
 
     def _make(self, purpose: Purpose) -> ControlLoop:
-        workcell, acts = self._workcell, purpose is not Purpose.DEMO
+        workcell, acts = self._workcell, purpose is not Purpose.DEMO or self._policy.base is not None
         assert isinstance(self._actor.config, ActorConfig)
         return make_loop(
             self._actor.config,

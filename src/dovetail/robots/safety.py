@@ -25,6 +25,7 @@ from dovetail.core.abilities import HearsAcknowledgement, PreparesReset, UsesBuf
 from dovetail.core.clock import NS_PER_S
 from dovetail.core.contracts import Clock, Robot, SimulatedRobot
 from dovetail.core.errors import ConfigError, RobotFault, SpecMismatch, StaleObservation, one_line, stop_failure
+from dovetail.core.proposals import PROPOSAL, with_proposal
 from dovetail.core.specs import RobotSpec
 from dovetail.core.types import Array, Observation
 from dovetail.robots.camera_check import CameraCheck
@@ -56,11 +57,22 @@ class SafetyReport:
 class SafeRobot:
     """See the GuardedRobot contract. The clock advances a simulated robot, not this class."""
 
-    def __init__(self, robot: Robot, config: SafetyConfig, clock: Clock, *, name: str | None = None) -> None:
-        """`name` replaces the robot's name, to tell apart several robots of one type."""
+    def __init__(
+        self,
+        robot: Robot,
+        config: SafetyConfig,
+        clock: Clock,
+        *,
+        name: str | None = None,
+        proposal_steps: int = 0,
+    ) -> None:
+        """`name` replaces the robot's name, to tell apart several robots of one type. With `proposal_steps`, observations
+        have room for a base policy's proposal (core.proposals), NaN at first."""
         self.__robot = robot
         self.__clock = clock
         self._spec = robot.spec if name is None else replace(robot.spec, name=name)
+        self._shown_spec = with_proposal(self._spec, steps=proposal_steps) if proposal_steps else self._spec
+        self._no_proposal = np.full(proposal_steps * self._spec.action.shape[0], np.nan, np.float32)
         self._simulated = isinstance(robot, SimulatedRobot)
         self._limiter = ActionLimits(self._spec, config, simulated=self._simulated)
         tick_s = 1.0 / self._spec.control_hz
@@ -101,7 +113,7 @@ class SafeRobot:
 
     @property
     def spec(self) -> RobotSpec:
-        return self._spec
+        return self._shown_spec
 
     @property
     def last_report(self) -> SafetyReport:
@@ -343,9 +355,12 @@ class SafeRobot:
 
     def _look(self) -> Observation:
         try:
-            return self.__robot.observe()
+            observation = self.__robot.observe()
         except Exception as error:
             raise self._trip(f"observe() failed: {error!r}") from error
+        if not len(self._no_proposal):
+            return observation
+        return replace(observation, values={**observation.values, PROPOSAL: self._no_proposal})
 
     def _has_gap(self) -> bool:
         """Whether the robot may have moved far since the last accepted observation."""

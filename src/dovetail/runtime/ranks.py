@@ -273,7 +273,7 @@ def follow(channel: RankChannel) -> None:
     algorithm: Algorithm = config.algorithm.build(policy=policy, seed=config.run.seed)
     set_up(algorithm, name=config.algorithm.type, precision=config.learner.precision)
     _set_up_rank(algorithm, config, rank=rank, size=size)
-    replay = config.replay.build(folder=Path(settings["replay"]), keys=tuple(policy.spec.observation))
+    replay = config.replay.build(folder=Path(settings["replay"]), keys=policy.spec.learned_keys)
     parallel = DataParallel(rank=rank, size=size)
     request = _rank_request(algorithm.sample_request, parallel)
     batches = Batches(

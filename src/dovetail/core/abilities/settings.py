@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Any, Protocol, runtime_checkable
 
 __all__ = [
@@ -13,6 +13,7 @@ __all__ = [
     "ConfiguresLayout",
     "ConfiguresLeader",
     "ConfiguresNormalization",
+    "ConfiguresProposal",
     "ConfiguresRealtime",
     "ConfiguresSpeed",
     "ConfiguresSwap",
@@ -136,6 +137,14 @@ class ConfiguresLeader(Protocol):
     """An operator config that names a leader arm, as a robot section. The runtime builds it."""
 
     leader: Any
+
+
+@runtime_checkable
+class ConfiguresProposal(Protocol):
+    """A policy config with a frozen base policy, as a policy section. The runtime builds it."""
+
+    base: Mapping[str, Any]
+    proposal_steps: int
 
 
 @runtime_checkable

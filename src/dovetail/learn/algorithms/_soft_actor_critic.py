@@ -212,7 +212,7 @@ class SoftActorCritic:
         """Request n-step returns: `reward` is sum_i gamma^i r_i and `discount` is gamma^n, or 0 after a terminal step."""
         config, spec = self._config, self._policy.spec
         return SampleRequest(
-            observation_keys=tuple(spec.observation),
+            observation_keys=spec.learned_keys,
             rows=rows,
             window=Window(
                 gamma=config.gamma,

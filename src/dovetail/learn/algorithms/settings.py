@@ -18,6 +18,7 @@ __all__ = [
     "PPOConfig",
     "RECAPConfig",
     "RLPDConfig",
+    "ResidualRLConfig",
     "SACConfig",
     "SACFamilyConfig",
     "SACFlowConfig",
@@ -139,6 +140,25 @@ class DSRLConfig(SoftConfig):
     """Share of each batch drawn from demonstrations and interventions."""
     target_entropy: float | None = None
     """Target entropy of the noise, in units of its largest value. None: minus half of its dimensions."""
+
+
+class ResidualRLConfig(RLPDConfig):
+    BASIC: ClassVar[Collection[str]] = ("base_updates", "growth_updates")
+
+    base_updates: int = Field(default=1000, ge=0)
+    """Updates during which the base acts alone. The critic learns from its episodes."""
+    growth_updates: int = Field(default=2000, ge=1)
+    """Updates after these in which the limit of corrections grows from 0 to policy.max_correction, in proportion."""
+    success_fraction: float = Field(default=0.0, ge=0.0, le=1.0)
+    """Share of each batch drawn from successful episodes of any source. It is taken from the online steps."""
+    target_entropy: float | None = None
+    """Target entropy of the corrections, in units of their limits. None: minus the number of their dimensions."""
+
+    @model_validator(mode="after")
+    def _check_fractions(self) -> Self:
+        if self.prior_fraction + self.success_fraction > 1.0:
+            raise ValueError("prior_fraction and success_fraction exceed 1 together")
+        return self
 
 
 class PPOConfig(Config):

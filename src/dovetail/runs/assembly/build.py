@@ -52,7 +52,12 @@ from dovetail.robot_host.stop_watch import StopWatch
 from dovetail.robots.safety import SafeRobot
 from dovetail.runs.assembly.camera_rates import max_camera_fps
 from dovetail.runs.assembly.operators import console_config
-from dovetail.runs.assembly.policy_components import build_acting_policy, build_policy, check_device
+from dovetail.runs.assembly.policy_components import (
+    build_acting_policy,
+    build_policy,
+    check_device,
+    proposal_steps,
+)
 from dovetail.runs.assembly.policy_rate import policy_robot
 from dovetail.runs.assembly.seen_images import image_size
 from dovetail.runs.assembly.stop_devices import StopDevices
@@ -184,7 +189,9 @@ class Assembly:
         if isinstance(config, ConfiguresLayout) and config.layout == "processes":
             host = self._host(spool, weights)
             return self._attended(RestartingActor(host, on_restart=self.on_restart) if self.on_restart else host)
-        policy = None if purpose is Purpose.DEMO else self.policy()
+        # during a demonstration, a base policy proposes what it would do
+        acts = purpose is not Purpose.DEMO or proposal_steps(self.config.policy) > 0
+        policy = self.policy() if acts else None
         if policy is not None:
             policy.warmup()
         operator = self.workcell.operator(
@@ -359,6 +366,7 @@ def build_assembly(
         name=name,
         operator=config.operator,
         early_devices=early_devices,
+        proposal_steps=proposal_steps(config.policy),
     )
     encode_prompt(workcell.task.prompt)  # raises if it is too long
     link = live(workcell.robot.spec) if live is not None else None

@@ -104,7 +104,7 @@ class Fleet:
     def replay(self, folder: Path, policy: TrainablePolicy) -> Replay:
         """One replay, or one for each embodiment of a shared policy."""
         if not isinstance(policy, HasCanonicalSpace):
-            return self.assembly.replay(folder, keys=tuple(policy.spec.observation))
+            return self.assembly.replay(folder, keys=policy.spec.learned_keys)
         canonical_space: CanonicalSpace = policy.canonical_space
         replays: dict[str, tuple[RobotSpec, Replay]] = {}
         cameras = [

@@ -11,17 +11,19 @@ from pathlib import Path
 from typing import Any, Protocol, cast, runtime_checkable
 
 from dovetail.config.schema import PluginSection
-from dovetail.core.abilities import ConfiguresDevice, MovesToDevice
+from dovetail.core.abilities import ConfiguresDevice, ConfiguresProposal, MovesToDevice
 from dovetail.core.bfloat16 import BFLOAT16, from_bfloat16
 from dovetail.core.contracts import Policy
 from dovetail.core.disk import read_file, write_atomic
 from dovetail.core.errors import StoreError, UsageError, did_you_mean
 from dovetail.core.frozen_base import referenced_base
+from dovetail.core.proposals import without_proposal
 from dovetail.core.specs import RobotSpec
 from dovetail.core.tensor_files import read_tensors, tensor_blocks
 from dovetail.core.types import Array, WeightSnapshot
 from dovetail.policies.components import NetworkPolicyConfig
 from dovetail.policies.vla.settings import MODEL, UserModelConfig, VlaConfig
+from dovetail.runs.assembly.base_policy import BASE, HasBase, build_base, save_base
 from dovetail.runs.component_folder import COMPONENTS
 from dovetail.weights.store import DiskWeightStore
 
@@ -30,6 +32,7 @@ __all__ = [
     "build_policy",
     "check_device",
     "check_size",
+    "proposal_steps",
     "read_component",
     "save_components",
 ]
@@ -75,7 +78,7 @@ def build_policy(section: PluginSection, *, robot: RobotSpec, seed: int, compone
             return read_tensors(copy)
         return read_component(Path(source), name)
 
-    policy = section.build(robot=robot, seed=seed)
+    policy = section.build(robot=robot, seed=seed, **_base_handle(section, robot, seed, components))
     if isinstance(section.config, NetworkPolicyConfig) and section.config.normalization:
         policy.set_normalization(section.config.normalization)
     if isinstance(policy, _HasComponents):
@@ -118,8 +121,9 @@ def check_size(
     # code of the user, which need not work without memory, or a published folder, which decides its sizes itself
     if isinstance(section.config, UserModelConfig | VlaConfig):
         return
+    handle = _base_handle(section, robot, 0, components)
     with torch.device("meta"):  # shapes only
-        policy = section.build(robot=robot, seed=0)
+        policy = section.build(robot=robot, seed=0, **handle)
     if not isinstance(policy, HasTorchComponents):
         return
     needed = sum(p.numel() * p.element_size() for part in policy.components.values() for p in part.parameters())
@@ -134,8 +138,31 @@ def check_size(
         )
 
 
+def proposal_steps(section: PluginSection) -> int:
+    """Actions of a base policy's proposal in each observation; 0 if the policy has no base."""
+    return section.config.proposal_steps if isinstance(section.config, ConfiguresProposal) else 0
+
+
+def _base_handle(
+    section: PluginSection, robot: RobotSpec, seed: int, components: Path | None
+) -> dict[str, Policy]:
+    """The base policy that the policy corrects, if its config has one."""
+    if not isinstance(section.config, ConfiguresProposal):
+        return {}
+    copies = None if components is None else components / BASE
+    arm = without_proposal(robot)
+
+    def build(base: PluginSection, folder: Path | None) -> Policy:
+        return build_policy(base, robot=arm, seed=seed, components=folder)
+
+    return {"base": build_base(section.config.base, copies=copies, build=build)}
+
+
 def save_components(policy: object, folder: Path) -> None:
-    """Keep copies of the components of a new policy that came from checkpoints."""
+    """Keep copies of the components of a new policy that came from checkpoints, and of its base."""
+    if isinstance(policy, HasBase):
+        save_components(policy.base, folder / BASE)
+        save_base(policy.base, policy.base_source, folder / BASE)
     configs = policy.component_configs if isinstance(policy, _HasComponents) else {}
     for name, config in configs.items():
         if config.checkpoint is not None and not _copy_path(folder, name).is_file():

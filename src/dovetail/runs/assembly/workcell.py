@@ -197,8 +197,10 @@ def build_workcell(
     name: str | None = None,
     operator: PluginSection | None = None,
     early_devices: StopDevices | None = None,
+    proposal_steps: int = 0,
 ) -> Workcell:
-    """Build robot, cameras and task, and check that they fit. `name`: see SafeRobot. `operator` decides what is recorded.
+    """Build robot, cameras and task, and check that they fit. `name` and `proposal_steps`: see SafeRobot. `operator` decides
+    what is recorded.
     The operator uses its `early_devices`; the workcell closes them."""
     raw, job = build_driver(task=task, robot=robot, cameras=cameras)
     clock: Clock
@@ -208,7 +210,7 @@ def build_workcell(
         clock = simulated
     else:
         clock = RealClock()
-    safe = SafeRobot(raw, safety, clock, name=name)
+    safe = SafeRobot(raw, safety, clock, name=name, proposal_steps=proposal_steps)
     match(safe.spec, task=job.spec)
     if isinstance(job, PlansReset):
         job.reset_steps(safe.spec, rng=np.random.default_rng(0))  # refuses a robot that cannot execute them

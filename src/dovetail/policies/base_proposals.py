@@ -1,0 +1,78 @@
+"""A frozen base policy that proposes chunks to the policy around it: see `dovetail.core.proposals`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from dovetail.core.abilities import Closes
+from dovetail.core.contracts import Policy
+from dovetail.core.errors import SpecMismatch
+from dovetail.core.proposals import PROPOSAL, proposal_at
+from dovetail.core.specs import BaseSpec
+from dovetail.core.types import ActContext, Array
+
+__all__ = ["BaseProposals"]
+
+
+class BaseProposals:
+    """The base of a policy whose chunks have `horizon` actions. It has no state: the planner keeps the base's chunk.
+
+    base = BaseProposals(policy, owner="residual", horizon=1, every=8)
+    proposed, chunk = base.propose(observations, context)      # [B, horizon, A] and [B, Hb, A]
+    return ActionChunk(..., extras={PROPOSAL: chunk})          # the planner keeps it for the next ticks
+    """
+
+    def __init__(self, policy: Policy, *, owner: str, horizon: int, every: int | None) -> None:
+        if policy.spec.history:
+            raise SpecMismatch(
+                f"policy '{owner}' cannot use '{policy.spec.name}' as its base, because that needs the history of "
+                f"{', '.join(policy.spec.history)}. Choose a base that sees the current observation only"
+            )
+        if policy.spec.horizon < horizon:
+            raise SpecMismatch(
+                f"policy '{owner}' has chunks of {horizon} actions, but its base '{policy.spec.name}' proposes "
+                f"{policy.spec.horizon}. Set policy.horizon={policy.spec.horizon} or less"
+            )
+        self.policy, self._horizon = policy, horizon
+        self._every = every or (max(1, policy.spec.horizon // 2) if horizon == 1 else 1)
+
+    def spec(self, *, learned: tuple[str, ...]) -> BaseSpec:
+        """The base's part of the policy's spec. `learned` are the observations that the policy itself reads."""
+        only_base = tuple(key for key in self.policy.spec.observation if key not in learned)
+        return BaseSpec(horizon=self.policy.spec.horizon, every=self._every, inputs=only_base)
+
+    def propose(self, observations: Mapping[str, Array], context: ActContext) -> tuple[Array, Array]:
+        """The proposal [B, K, A] that the planner knows, or that of a new chunk; and the new chunk [B, Hb, A], NaN where the
+        proposal was known."""
+        spec = self.policy.spec
+        known = observations[PROPOSAL].reshape(-1, self._horizon, *spec.action.shape)
+        is_known = np.isfinite(known).all(axis=(1, 2), keepdims=True)
+        if is_known.all():
+            return known, np.full((len(known), spec.horizon, *spec.action.shape), np.nan, np.float32)
+        chunk = self.policy.act(self._inputs(observations), self._context(context)).actions
+        fresh = np.stack([proposal_at(one, 0, steps=self._horizon) for one in chunk])
+        return np.where(is_known, known, fresh), np.where(is_known, np.float32(np.nan), chunk)
+
+    def close(self) -> None:
+        if isinstance(self.policy, Closes):
+            self.policy.close()
+
+    def _inputs(self, observations: Mapping[str, Array]) -> dict[str, Array]:
+        keys = (*self.policy.spec.observation, *(("prompt",) if self.policy.spec.prompted else ()))
+        return {key: observations[key] for key in keys}
+
+    def _context(self, context: ActContext) -> ActContext:
+        """The same request for the base's longer chunk: committed actions are followed by unknown ones."""
+        prefix = context.prefix
+        if prefix is not None:
+            missing = self.policy.spec.horizon - prefix.shape[1]
+            prefix = np.pad(prefix, ((0, 0), (0, missing), (0, 0)), constant_values=np.nan)
+        return ActContext(
+            deterministic=context.deterministic,
+            seed=context.seed,
+            prefix=prefix,
+            delay=context.delay,
+            horizon=context.horizon,
+        )
