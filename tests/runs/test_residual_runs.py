@@ -1,0 +1,116 @@
+"""Whole runs with a residual policy: proposals in every step, resume, processes, and a base behind a real socket."""
+
+import numpy as np
+import pytest
+
+import dovetail
+from dovetail.core.types import Purpose, Source
+from dovetail.episodes.log import EpisodeLog
+from support.policy_servers import TOKEN, serving
+from support.run_digests import run_digests
+
+WORLD = """
+task: {type: "dovetail.testing.fakes:FakeTask", max_steps: 30, tolerance: 0.02}
+robot: {type: "dovetail.testing.fakes:FakeArm"}
+"""
+BASE = (
+    WORLD
+    + """
+policy: {type: flow, hidden: 16, num_layers: 1, horizon: 4, num_flow_steps: 2}
+algorithm: {type: imitation}
+learner: {bc_updates: 0, warmup_updates: 20}
+run: {demos: 3, env_steps: 0, eval_episodes: 2, untrained_episodes: 0, video_episodes: 0}
+"""
+)
+RESIDUAL = (
+    WORLD
+    + """
+operator: {type: scripted, watched_share: 1.0, stuck_after_steps: 4}
+policy: {type: residual, base: {run: BASE}, hidden: [16]}
+algorithm: {type: residual, batch_size: 32, hidden: [32], base_updates: 20, growth_updates: 40, bc_weight: 1.0}
+learner: {utd: 1, warmup_updates: 10, bc_updates: 0}
+run: {demos: 2, env_steps: 60, eval_episodes: 2, untrained_episodes: 1, video_episodes: 0}
+"""
+)
+
+
+def launch(folder, text, name, *overrides, train=False, **options):
+    (folder / f"{name}.yaml").write_text(text.replace("BASE", str(folder / "base")))
+    start = dovetail.train if train else dovetail.run
+    start([folder / f"{name}.yaml"], list(overrides), runs_dir=folder, name=name, **options)
+    return folder / name
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("residual")
+    launch(folder, BASE, "base", train=True)
+    launch(folder, RESIDUAL, "whole")
+    return folder
+
+
+def episodes(run):
+    log = EpisodeLog(run / "episodes")
+    return [log.load(one) for one in log.ids()]
+
+
+def test_every_step_and_the_last_observation_have_a_proposal(runs):
+    found = episodes(runs / "whole")
+    assert {episode.purpose for episode in found} == set(Purpose)
+    for episode in found:
+        assert np.isfinite(episode.column("observation/proposal")).all()
+        assert np.isfinite(episode.last_observation.values["proposal"]).all()
+    helped = next(episode for episode in found if episode.purpose is Purpose.ONLINE and episode.num_human_steps)
+    human = helped.column("source") == Source.HUMAN
+    proposals = helped.column("observation/proposal")[human]
+    assert len(np.unique(proposals, axis=0)) > 1  # the base keeps proposing while a person drives
+    assert not np.allclose(proposals, helped.column("executed")[human])
+
+
+def test_before_the_bound_grows_the_executed_actions_are_the_proposals(runs):
+    untrained = next(episode for episode in episodes(runs / "whole") if episode.purpose is Purpose.EVAL)
+    assert np.array_equal(untrained.column("proposed"), untrained.column("observation/proposal"))
+
+
+def test_run_in_processes_is_identical(runs):
+    other = launch(runs, RESIDUAL, "processes", "actor.layout=processes")
+    assert run_digests(other)["weights"] == run_digests(runs / "whole")["weights"]
+    assert run_digests(other)["episodes"] == run_digests(runs / "whole")["episodes"]
+
+
+def test_interrupted_run_continues_identically_without_the_run_of_its_base(runs):
+    with pytest.raises(dovetail.Interrupted):
+        launch(
+            runs, RESIDUAL, "parts", should_stop=lambda: len(EpisodeLog(runs / "parts" / "episodes").ids()) >= 6
+        )
+    moved = (runs / "base").rename(runs / "moved")
+    try:
+        dovetail.run(resume="parts", runs_dir=runs)
+    finally:
+        moved.rename(runs / "base")
+    assert run_digests(runs / "parts")["weights"] == run_digests(runs / "whole")["weights"]
+
+
+def test_base_behind_a_socket_gives_the_same_run(runs, monkeypatch):
+    monkeypatch.setenv("DOVETAIL_TOKEN", TOKEN.decode())
+    base = dovetail.open(runs / "base").policy()._policy
+    with serving(base) as address:
+        served = RESIDUAL.replace("{run: BASE}", f"{{type: remote, address: '{address}'}}")
+        other = launch(runs, served, "served")
+    assert run_digests(other)["weights"] == run_digests(runs / "whole")["weights"]
+
+
+def test_chunks_of_corrections_run_with_real_time_chunking(runs):
+    other = launch(
+        runs,
+        RESIDUAL,
+        "rtc",
+        "policy.horizon=4",
+        "actor.type=rtc",
+        "actor.simulated_delay_ticks=1",
+        "run.env_steps=30",
+    )
+    found = [episode for episode in episodes(other) if episode.purpose is Purpose.ONLINE]
+    assert found
+    assert all(np.isfinite(episode.column("observation/proposal")).all() for episode in found)
+    assert found[0].column("observation/proposal").shape[1] == 4 * found[0].column("executed").shape[1]
