@@ -66,9 +66,9 @@ def test_actor_stays_at_zero_while_the_base_acts_alone(make_policy, batch):
     algorithm = make(policy)
     for expected in (0.0, 0.0):
         assert "actor_loss" not in algorithm.update(batch)
-        assert float(policy.residual.net[-1].weight.abs().sum()) == expected
+        assert policy.residual.net[-1].weight.abs().sum().item() == expected
     assert "actor_loss" in algorithm.update(batch)
-    assert float(policy.residual.net[-1].weight.abs().sum()) > 0.0
+    assert policy.residual.net[-1].weight.abs().sum().item() > 0.0
 
 
 def test_target_is_the_value_of_the_total_action(make_policy, batch):

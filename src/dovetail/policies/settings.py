@@ -170,7 +170,7 @@ class SteeredFlowConfig(FlowConfig):
 
 
 class ResidualConfig(NetworkPolicyConfig):
-    BASIC: ClassVar[Collection[str]] = ("base", "max_correction", "horizon", "hidden")
+    BASIC: ClassVar[Collection[str]] = ("base",)
 
     base: dict[str, Any]
     """The frozen base policy: a policy section, such as `{type: openpi, ...}`, or `{run: RUN}` for the newest weights of a

@@ -143,8 +143,6 @@ class DSRLConfig(SoftConfig):
 
 
 class ResidualRLConfig(RLPDConfig):
-    BASIC: ClassVar[Collection[str]] = ("base_updates", "growth_updates")
-
     base_updates: int = Field(default=1000, ge=0)
     """Updates during which the base acts alone. The critic learns from its episodes."""
     growth_updates: int = Field(default=2000, ge=1)
