@@ -13,6 +13,9 @@ actions of random weights differ by 5 % (2 % with the second product only), so t
 from __future__ import annotations
 
 import math
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import NamedTuple, cast
 
 import torch
@@ -71,6 +74,28 @@ class _Read(NamedTuple):
     num_keys: int  # of prefix, state and actions; then comes padding
 
 
+class _SideStream:
+    """Kernels that run beside those of the current stream. On a CPU, everything runs in order."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
+
+    @contextmanager
+    def after_current(self) -> Iterator[None]:
+        """What is started inside waits for what the current stream has been given so far, and not for more."""
+        if self._stream is None:
+            yield
+            return
+        self._stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self._stream):
+            yield
+
+    def join(self) -> None:
+        """The current stream waits for the side stream."""
+        if self._stream is not None:
+            torch.cuda.current_stream().wait_stream(self._stream)
+
+
 class FastPaliGemma:
     """`prefix` of a network with one key head, and whole chunks."""
 
@@ -88,7 +113,8 @@ class FastPaliGemma:
         self, images: Tensor, camera_mask: Tensor, tokens: Tensor, token_mask: Tensor, state: Tensor
     ) -> Prefix:
         """See FlowNetwork.prefix."""
-        read = self._read(images, camera_mask, tokens, token_mask)
+        x, where, read = self._start(images, camera_mask, tokens, token_mask)
+        deque(self._read(x, where, read), maxlen=0)
         num = self._network.num_state_tokens
         if num:
             self._pass(self._state_token(state), read, read.where.of(0, 1), num_keys=read.num_prefix + 1)
@@ -96,19 +122,35 @@ class FastPaliGemma:
         return Prefix(keys, values, read.bias[:, None, None], read.where.of(num, None), read.num_keys)
 
     def sample(self, inputs: Inputs, times: Tensor) -> Tensor:
-        """Chunks without guidance; `times` [N, ...] comes from FlowNetwork.embed_times."""
-        x, num = inputs.noise, len(times)
-        read = self._read(*inputs[:4])
-        num_state = self._network.num_state_tokens
-        num_keys, actions = read.num_keys, read.where.of(num_state, None)
-        for step in range(num):
+        """Chunks without guidance; `times` [N, ...] comes from FlowNetwork.embed_times.
+
+        A layer of the expert needs keys and values of the same layer of the text model only. So the first step runs beside
+        the text model, one layer behind it."""
+        num, num_state = len(times), self._network.num_state_tokens
+        side = _SideStream(inputs.noise.device)
+        x, where, read = self._start(*inputs[:4])
+        with side.after_current():
+            tokens = self._actions_in(self._network, inputs.noise, times[:1])
+            if num_state:  # the state token is the same in each step
+                tokens = torch.cat((self._state_token(inputs.state), tokens), dim=1)
+            first_step = self._layers(
+                tokens,
+                read,
+                read.where.of(0, None),
+                num_keys=read.num_keys,
+                has_state=bool(num_state),
+                time=times[:1],
+            )
+        for _ in self._read(x, where, read):
+            with side.after_current():
+                next(first_step)
+        side.join()
+        x = self._actions_out(self._network, inputs.noise, tokens[:, num_state:], times[:1], num)
+        actions = read.where.of(num_state, None)
+        for step in range(1, num):
             time = times[step : step + 1]
             tokens = self._actions_in(self._network, x, time)
-            if step == 0 and num_state:  # the state token is the same in each step
-                tokens = torch.cat((self._state_token(inputs.state), tokens), dim=1)
-                tokens = self._pass(tokens, read, read.where.of(0, None), num_keys=num_keys, has_state=True)[:, 1:]
-            else:
-                tokens = self._pass(tokens, read, actions, num_keys=num_keys, time=time)
+            tokens = self._pass(tokens, read, actions, num_keys=read.num_keys, time=time)
             x = self._actions_out(self._network, x, tokens, time, num)
         return x
 
@@ -116,30 +158,45 @@ class FastPaliGemma:
         token: Tensor = cast(Pi0Network, self._network).state_in(state.to(self._network.dtype))
         return token[:, None].float()
 
-    def _read(self, images: Tensor, camera_mask: Tensor, tokens: Tensor, token_mask: Tensor) -> _Read:
-        """Pass images and prompt through the text model. Keys and values have room for state and actions."""
+    def _start(
+        self, images: Tensor, camera_mask: Tensor, tokens: Tensor, token_mask: Tensor
+    ) -> tuple[Tensor, Rotation, _Read]:
+        """Tokens of images and prompt and their rotation. Keys and values are still zeros, with room for state and
+        actions."""
         sizes, network = self._sizes, self._network
         x = self._vision_start(network.vision, images)
         for layer in network.vision.layers:
             x = self._vision_layer(cast(VisionLayer, layer), x)
         x = self._vision_end(network.vision, x, len(images))
         x, bias, where, after = self._embed(network, x, camera_mask, tokens, token_mask)
-        num_prefix = x.shape[1]
         buffers = x.new_zeros((2, sizes.text.num_layers, *bias.shape, sizes.text.head_size))
-        keys, values = list(buffers[0]), list(buffers[1])
+        num_prefix = x.shape[1]
+        num_keys = num_prefix + network.num_state_tokens + sizes.horizon
+        return x, where, _Read(list(buffers[0]), list(buffers[1]), bias, after, num_prefix, num_keys)
+
+    def _read(self, x: Tensor, where: Rotation, read: _Read) -> Iterator[None]:
+        """Pass images and prompt through the text model. Yields when keys and values of each layer are written."""
+        keys, values, last = read.keys, read.values, len(self._text) - 1
         q = self._first(self._text[0], x, where, keys[0], values[0])
-        for index in range(len(self._text) - 1):
-            attended = kernels.attention(q, keys[index], values[index], bias, num_keys=num_prefix)
+        yield
+        for index in range(last):
+            attended = kernels.attention(q, keys[index], values[index], read.bias, num_keys=read.num_prefix)
             here, following = self._text[index], self._text[index + 1]
             places = keys[index + 1], values[index + 1]
-            if index < len(self._text) - 2:
+            if index + 1 < last:
                 x, q = self._middle(here, following, x, attended, where, *places)
             else:
                 self._last(here, following, x, attended, where, *places)
-        num_keys = num_prefix + network.num_state_tokens + sizes.horizon
-        return _Read(keys, values, bias, after, num_prefix, num_keys)
+            yield
 
     def _pass(
+        self, x: Tensor, read: _Read, where: Rotation, *, num_keys: int, time: Tensor | None = None
+    ) -> Tensor:
+        """Pass tokens x through the whole expert, in place. See `_layers`."""
+        deque(self._layers(x, read, where, num_keys=num_keys, time=time), maxlen=0)
+        return x
+
+    def _layers(
         self,
         x: Tensor,
         read: _Read,
@@ -148,9 +205,10 @@ class FastPaliGemma:
         num_keys: int,
         has_state: bool = False,
         time: Tensor | None = None,
-    ) -> Tensor:
-        """Pass the last tokens before `num_keys`, x [B, N, W], float32, through the expert, in place. `has_state`: the first
-        is the state, which does not attend to the others. `time` may change the layers; it is the same for all rows."""
+    ) -> Iterator[None]:
+        """Pass the last tokens before `num_keys`, x [B, N, W], float32, through one layer of the expert each time, in place.
+        `has_state`: the first is the state, which does not attend to the others. `time` may change the layers; it is the
+        same for all rows."""
         num_batch, num_tokens, width = x.shape
         sizes = self._sizes.expert
         flat = x.view(-1, width)
@@ -186,7 +244,7 @@ class FastPaliGemma:
             kernels.normalize(flat, mlp.scale, normal, shift=mlp.shift)
             kernels.gated_mlp(normal.view(len(flat), -1), layer.gate_up.weight, hidden)
             kernels.add_product(flat, hidden, layer.down.weight, num_splits=_SUM_SPLITS, gate=mlp.gate)
-        return x
+            yield
 
     def _changes(self, layer: GemmaLayer, time: Tensor | None, index: int) -> tuple[_Change, _Change]:
         """Scale, shift and gate [W] of both norms. Norms with a scale of their own have neither shift nor gate."""
