@@ -29,6 +29,7 @@ __all__ = [
     "ColorConverter",
     "DistinctFrames",
     "Layout",
+    "VideoSink",
     "decode",
     "encode",
     "frame_index",
@@ -123,7 +124,7 @@ class DistinctFrames:
 def encode(file: BinaryIO, frames: Iterable[Array], layout: Layout, *, crf: int = 0) -> list[int]:
     """Write frames as one video; returns the checksum of each input frame. The same frames give the same bytes."""
     options = _ENCODERS[layout.codec][1]
-    sink = _Sink(file)
+    sink = VideoSink(file)
     try:
         prints = list(
             _encoded(sink, frames, layout, {**options, **({} if layout.lossless else {"crf": str(crf)})})
@@ -136,7 +137,7 @@ def encode(file: BinaryIO, frames: Iterable[Array], layout: Layout, *, crf: int 
     return prints
 
 
-def _encoded(sink: _Sink, frames: Iterable[Array], layout: Layout, options: dict[str, str]) -> Iterator[int]:
+def _encoded(sink: VideoSink, frames: Iterable[Array], layout: Layout, options: dict[str, str]) -> Iterator[int]:
     """Write frames; yields the checksum of each."""
     with av.open(sink, "w", format="matroska", options={"fflags": "+bitexact"}) as container:
         stream = cast(
@@ -154,8 +155,11 @@ def _encoded(sink: _Sink, frames: Iterable[Array], layout: Layout, options: dict
         container.mux(stream.encode(None))
 
 
-class _Sink:
-    """A file that stores its write error, because PyAV loses it on the way through C."""
+class VideoSink:
+    """A file for PyAV that keeps its first write error, because PyAV loses some on the way through C.
+
+    The caller closes the file. PyAV closes a file that it opened itself late if the last write fails.
+    """
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
@@ -174,7 +178,7 @@ class _Sink:
         try:
             return work()
         except OSError as error:
-            self.error = error
+            self.error = self.error or OSError(error.errno, error.strerror)  # without the frames of a traceback
             raise
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from fractions import Fraction
 from pathlib import Path
@@ -13,7 +14,7 @@ import numpy as np
 from dovetail.core.disk import open_file
 from dovetail.core.errors import StoreError, UsageError
 from dovetail.core.types import Array
-from dovetail.episodes._frames import open_video, start_encoding
+from dovetail.episodes._frames import VideoSink, open_video, start_encoding
 
 __all__ = ["CODECS", "VideoWriter", "as_rgb", "read_frames"]
 
@@ -31,17 +32,16 @@ class VideoWriter:
     def __init__(self, path: Path, *, size: tuple[int, int], fps: int, codec: str) -> None:
         name, options = _encoder(codec)
         self._path = path
-        self._container = av.open(str(path), "w", format="mp4")
-        try:
+        with contextlib.ExitStack() as opened:
+            self._sink = VideoSink(opened.enter_context(path.open("wb")))
+            self._container = opened.enter_context(av.open(self._sink, "w", format="mp4"))
             self._stream = cast(
                 "av.VideoStream", self._container.add_stream(name, rate=fps, options=dict(options))
             )
             self._stream.height, self._stream.width = size
             self._stream.pix_fmt = "yuv420p"
             start_encoding(self._container)
-        except BaseException:
-            self._container.close()
-            raise
+            self._opened = opened.pop_all()
         self._tick = Fraction(1, fps)
         self._open = True
         self.num_frames = 0
@@ -55,13 +55,15 @@ class VideoWriter:
         self.num_frames += 1
 
     def close(self) -> None:
-        if self._open:
-            self._open = False
-            try:
-                if self.num_frames:
-                    self._mux(None)
-            finally:
-                self._container.close()
+        """Finish the video. The file is closed afterwards, also if the last writes fail."""
+        if not self._open:
+            return
+        self._open = False
+        with self._opened:
+            if self.num_frames:
+                self._mux(None)
+        if self._sink.error is not None:
+            raise self._sink.error
 
     def _mux(self, picture: av.VideoFrame | None) -> None:
         try:
@@ -69,6 +71,8 @@ class VideoWriter:
             self.num_bytes += sum(packet.size for packet in packets)  # before muxing, which empties them
             self._container.mux(packets)
         except av.FFmpegError as error:
+            if self._sink.error is not None:
+                raise self._sink.error from error
             size = f"{self._stream.width}x{self._stream.height}"
             raise StoreError(
                 f"cannot encode frame {self.num_frames} ({size}) into {self._path}: {error}"
