@@ -110,11 +110,13 @@ def sign(text: str) -> bytes:
     return (text[:-1] + f', "checksum": "{sha256(text.encode())}"}}').encode()
 
 
-def set_config(run: Path, change: Callable[[dict[str, Any]], Any]) -> None:
-    """Change the stored config, and make its hash right again."""
+def set_config(run: Path, change: Callable[[dict[str, Any]], Any]) -> str:
+    """Change the stored config, and make its hash right again. Return the hash."""
     data: dict[str, Any] = _yaml.parse((run / "config.yaml").read_text(), name="config").plain()
     change(data)
-    (run / "config.yaml").write_text(f"# hash: {loading._hash(data)}\n{_yaml.dump(data)}")
+    found = loading._hash(data)
+    (run / "config.yaml").write_text(f"# hash: {found}\n{_yaml.dump(data)}")
+    return found
 
 
 def put(path: Path, data: bytes | str) -> None:

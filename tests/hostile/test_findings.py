@@ -38,7 +38,7 @@ from dovetail.episodes.verify import verify_log
 from dovetail.labels._chat_client import ChatClient, ServerConfig
 from dovetail.labels.store import LabelStore
 from dovetail.runs.folder import RunFolder
-from hostile.folders import CODE, honest_run, nested, put, set_config
+from hostile.folders import CODE, edit_json, honest_run, nested, put, set_config
 from support.lerobot_episodes import MemoryLog, make_labels, make_lerobot_episode
 
 
@@ -222,7 +222,9 @@ def test_9_modules_in_the_current_folder_do_not_run(tmp_path: Path, arguments: l
     run, outside = honest_run(tmp_path), tmp_path / "outside"
     outside.mkdir()
     if arguments[-1] == "on ray":
-        set_config(run, lambda config: config.update(runtime="ray"))
+        stored = set_config(run, lambda config: config.update(runtime="ray"))
+        checkpoint = run / "checkpoints" / "last" / "manifest.json"
+        edit_json(checkpoint, lambda facts: facts.update(config_hash=stored), indent=2)
         arguments = arguments[:-1]
     for name in SHADOWS:
         put(run / f"{name}.py", CODE)

@@ -62,6 +62,15 @@ def test_no_file_stays_open_after_a_failed_write(tmp_path: Path, num_bytes: int,
     assert writer.num_frames <= num_frames
 
 
+def test_no_file_stays_open_if_the_header_cannot_be_written(tmp_path: Path) -> None:
+    """PyAV does not close a file that it opened itself if its header fails."""
+    path = tmp_path / "video.mp4"
+    with largest_file(0), pytest.raises(OSError, match="File too large") as raised:
+        VideoWriter(path, size=(64, 64), fps=10, codec="h264").close()
+    assert raised.value is not None  # the error keeps the container alive
+    assert not is_open(path)
+
+
 def test_no_file_stays_open_if_the_encoder_refuses_its_settings(tmp_path: Path) -> None:
     path = tmp_path / "video.mp4"
     with pytest.raises(av.FFmpegError) as raised:
