@@ -28,6 +28,8 @@ FORMATS = (
     "classifiers",
     "channels",
     "shared memory",
+    "openpi messages",
+    "robot messages",
 )
 
 

@@ -42,6 +42,10 @@ class _Chunk:
     end: int
 
 
+def _parse_footer(data: bytes) -> dict[int, Any]:
+    return Reader(data).structure(_FOOTER)
+
+
 class ParquetSizes:
     """Sizes of a file by row group and column. Raises ValueError if the file is damaged."""
 
@@ -86,7 +90,7 @@ class ParquetSizes:
         if end[4:] != _MAGIC or size > min(self.num_bytes - 8, _MAX_FOOTER_BYTES):
             raise ValueError("not a Parquet file, or its metadata is too large")
         self._source.seek(-8 - size, os.SEEK_END)
-        return Reader(self._source.read(size)).structure(_FOOTER)
+        return _parse_footer(self._source.read(size))
 
     def _chunks(self, columns: Collection[dict[int, Any]], lengths: list[Any]) -> list[_Chunk]:
         found = []

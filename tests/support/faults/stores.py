@@ -24,6 +24,7 @@ import pyarrow.parquet as pq
 
 from dovetail.core.specs import ArraySpec
 from dovetail.core.types import Episode, Labels, Purpose, View
+from dovetail.episodes import _parquet_pages
 from dovetail.episodes.lerobot import export, open_dataset
 from dovetail.episodes.log import EpisodeLog
 from dovetail.episodes.spool import Spool
@@ -466,6 +467,10 @@ class Replay(StoreUnderTest):
 
     def close(self) -> None:
         self.replay.close()
+
+
+# Equal files are read thousands of times, and parsing their footers would take three quarters of the time of an export.
+_parquet_pages._parse_footer = functools.lru_cache(maxsize=512)(_parquet_pages._parse_footer)
 
 
 class Export(StoreUnderTest):

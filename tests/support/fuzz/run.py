@@ -22,6 +22,7 @@ from hypothesis import strategies as st
 from dovetail.core.errors import DovetailError
 from support.faults.shim import memory_folder
 from support.fuzz.formats import FORMATS
+from support.fuzz.wire_formats import WIRE_FORMATS
 
 _MAX_MORE_BYTES = 256 << 20
 
@@ -35,7 +36,7 @@ def limit_memory() -> None:
 
 
 def main(name: str, num_examples: int, start: int | None) -> None:
-    fmt = FORMATS[name]
+    fmt = (FORMATS | WIRE_FORMATS)[name]
     counts = {"examples": 0, "refused": 0}
     profile = settings(
         max_examples=num_examples,

@@ -1,7 +1,8 @@
 """openpi's messages: msgpack with numpy arrays, as maps with the bytes keys `__ndarray__`, `data`, `dtype` and `shape`.
 
 Received data is never executed, and a message takes little more memory than its bytes: sizes are checked before arrays are
-made, and the number of maps and lists is limited. Some servers send the four keys as text, so both are read; bytes are sent.
+made, and the number of values in maps and lists is limited. Some servers send the four keys as text, so both are read;
+bytes are sent.
 """
 
 from __future__ import annotations
@@ -20,7 +21,9 @@ __all__ = ["MAX_MESSAGE", "pack", "unpack"]
 
 MAX_MESSAGE = 1 << 25  # 32 MB: four cameras with 1920x1080 pixels
 _MAX_ITEMS = 1024  # of one map or list; a list of a stated length is allocated before its items arrive
-_MAX_CONTAINERS = 4096  # an empty list is one byte in a message and 56 in memory
+_MAX_VALUES = (
+    1 << 16
+)  # in all maps and lists; a list is one byte in a message and 56 in memory, a short text 3 and 51
 _DTYPES = {dtype.newbyteorder(order).str for dtype in DTYPES.values() for order in ("little", "big")}
 
 
@@ -54,23 +57,26 @@ def unpack(data: bytes) -> dict[str, Any]:
 
 
 class _Containers:
-    """Reads the maps and lists of one message, up to a limit."""
+    """Reads the maps and lists of one message, up to a limit of values in them."""
 
     def __init__(self) -> None:
-        self._num_left = _MAX_CONTAINERS
+        self._num_left = _MAX_VALUES
 
     def read_list(self, items: list[Any]) -> list[Any]:
-        self._num_left -= 1
-        if self._num_left < 0:
-            raise WireError(f"a message has more than {_MAX_CONTAINERS} maps and lists")
+        self._count(len(items))
         return items
 
     def read_map(self, items: dict[Any, Any]) -> Any:
-        self.read_list([])
+        self._count(2 * len(items))
         for kind, read in (("__ndarray__", _array), ("__npgeneric__", _scalar)):
             if kind.encode() in items or kind in items:
                 return read({_text(key): value for key, value in items.items()})
         return items
+
+    def _count(self, num_values: int) -> None:
+        self._num_left -= 1 + num_values
+        if self._num_left < 0:
+            raise WireError(f"a message has more than {_MAX_VALUES} values in maps and lists")
 
 
 def _pack_array(value: Any) -> Any:
