@@ -18,7 +18,9 @@ class SwingArmConfig(Config):
     """What the arm obeys."""
 
     kind: Literal["ee_delta", "joint_target"]
-    """End effector deltas with a gripper, or the joint and finger targets of igris_b."""
+    """End effector deltas with a gripper, or joint targets."""
+    gripper: str = "finger_pos"
+    """Joint targets: the observation with the grippers or fingers, which stay where they are."""
     step: float
     """Meters or rad per tick."""
 
@@ -59,7 +61,7 @@ class SwingExpert:
         if self._config.kind == "ee_delta":
             return np.array([0.0, step, 0.0, 0.0, 0.0, 0.0, 1.0], np.float32)
         values = observation.values
-        return np.concatenate((values["joint_pos"] + step, values["finger_pos"])).astype(np.float32)
+        return np.concatenate((values["joint_pos"] + step, values[self._config.gripper])).astype(np.float32)
 
     def progress(self, observation: Observation) -> float:
         return 0.0

@@ -6,7 +6,7 @@ import dataclasses
 from collections import deque
 from collections.abc import Generator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 import torch
@@ -23,7 +23,7 @@ from dovetail.policies.embodiments.canonical_space import EMBODIMENT
 if TYPE_CHECKING:  # its import takes as long as that of torch
     from tensordict import TensorDict
 
-__all__ = ["Batches", "batch_arrays", "observations_of", "rows_to_draw"]
+__all__ = ["Batches", "batch_arrays", "observations_of", "only_driven_axes", "rows_to_draw"]
 
 _MIN_THREAD_BYTES = 1 << 20  # a smaller batch is sampled faster than a thread can hand it over
 
@@ -83,6 +83,23 @@ def rows_to_draw(request: SampleRequest, replay: ReplayReader) -> list[tuple[Vie
 def observations_of(batch: Mapping[str, Tensor], name: str) -> dict[str, Tensor]:
     """Return the batch's observations under `name` (`observation`, `next` or `final`), by the policy's keys."""
     return {key.removeprefix(f"{name}/"): batch[key] for key in batch.keys() if key.startswith(f"{name}/")}  # noqa: SIM118
+
+
+@overload
+def only_driven_axes(mask: Tensor, batch: Mapping[str, Tensor]) -> Tensor: ...
+
+
+@overload
+def only_driven_axes(mask: Tensor | None, batch: Mapping[str, Tensor]) -> Tensor | None: ...
+
+
+def only_driven_axes(mask: Tensor | None, batch: Mapping[str, Tensor]) -> Tensor | None:
+    """A mask of steps, [B] or [B, H], by axis: false for the axes that the policy drove while a person drove others, because
+    the policy must not imitate itself. The same mask if a person can only drive this robot as a whole; None: all steps."""
+    if "human_axes" not in batch.keys():  # noqa: SIM118 - a TensorDict is not a dict
+        return mask
+    driven = batch["human_axes"] | ~batch["human"][..., None]
+    return driven if mask is None else driven & mask[..., None]
 
 
 class Batches:

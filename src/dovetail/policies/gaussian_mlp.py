@@ -155,9 +155,12 @@ class GaussianMLP(NetworkPolicy):
         mean, _ = self._distribution(features)
         if self._grasp is not None:
             keep = [axis for axis in range(actions.shape[-1]) if axis != self._axis]
-            mask = None if mask is None else mask.reshape(len(mean), -1).any(-1)
-            motion = masked_mse(torch.tanh(mean), actions[:, keep], mask)
-            return motion + margin_loss(self._grasp(features), actions[:, self._axis] > 0.0, mask)
+            moved, gripped = None, None
+            if mask is not None:  # [B] or [B, A]
+                by_axis = mask.reshape(len(mean), -1).expand_as(actions)
+                moved, gripped = by_axis[:, keep], by_axis[:, self._axis]
+            motion = masked_mse(torch.tanh(mean), actions[:, keep], moved)
+            return motion + margin_loss(self._grasp(features), actions[:, self._axis] > 0.0, gripped)
         predicted = torch.tanh(mean).view(self._shape(mean))
         return masked_mse(predicted, actions.reshape_as(predicted), mask, self._axis_mask(features))
 

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from dovetail.learn.adam import Optimizers
+from dovetail.learn.batches import only_driven_axes
 from dovetail.policies.discrete_gripper import margin_loss
 from dovetail.policies.trainable import HasDiscreteGripper, TrainablePolicy
 
@@ -53,7 +54,8 @@ class GraspCritic:
             return {}
         y, same = self.targets(batch, a, s_next)
         loss = self.loss(s, y, same)
-        human = batch["human"]
+        driven = only_driven_axes(batch["human"], batch)
+        human = driven if driven.ndim == 1 else driven[:, self.axis]
         if bc_weight and human.any():
             loss = loss + bc_weight * margin_loss(self.network(s[human]), a[human, self.axis] > 0.0)
         optimizers.step(loss, "grasp")

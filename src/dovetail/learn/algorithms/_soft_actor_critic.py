@@ -16,12 +16,13 @@ import torch
 from torch import Tensor, nn
 
 from dovetail.core.abilities import CachesFeatures
+from dovetail.core.action_parts import drives_in_parts
 from dovetail.core.errors import UsageError
 from dovetail.core.types import Array, SampleRequest, View, Window
 from dovetail.learn.adam import Optimizers
 from dovetail.learn.algorithms._grasp_critic import GraspCritic
 from dovetail.learn.algorithms.settings import SACFamilyConfig, SoftConfig
-from dovetail.learn.batches import observations_of
+from dovetail.learn.batches import observations_of, only_driven_axes
 from dovetail.learn.cuda_graphs import CudaGraphs, Update, to_floats
 from dovetail.learn.data_parallel import DataParallel
 from dovetail.learn.device import device_of
@@ -222,6 +223,7 @@ class SoftActorCritic:
                 history=spec.history,
             ),
             prompts=spec.prompted,
+            human_axes=drives_in_parts(spec.parts),
             when_empty=View(),  # before the first online step, or without demonstrations
         )
 
@@ -350,17 +352,16 @@ class SACFamily(SoftActorCritic):
         if chunked:  # up to the episode's end, or to where the person handed back
             human = (human & batch["action/mask"]).cumprod(1).bool()
             first, a = human[:, 0], a.view(len(a), self._horizon, -1)
+        mask = only_driven_axes(human & first[:, None] if chunked else human, batch)
         if self._family_config.cuda_graphs:  # masked, since the number of rows must not change
-            mask = human & first[:, None] if chunked else human
             return weight * policy.imitation_loss(s, a, mask, generator=self._generator)
         if self._parallel.is_single:
             if not human.any():
                 return None
-            rows = human[first] if chunked else None
+            rows = mask[first] if chunked or mask.ndim > 1 else None
             return weight * policy.imitation_loss(s[first], a[first], rows, generator=self._generator)
         # masked, so that all processes draw the same noise; weighted by counts, so that the mean of the processes'
         # gradients is that of one process
-        mask = human & first[:, None] if chunked else human
         count = mask.sum(dtype=torch.float32)
         total = count.clone()
         self._parallel.sum_([total])

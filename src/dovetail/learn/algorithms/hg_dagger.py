@@ -15,6 +15,7 @@ from torch import Tensor
 from dovetail.core.action_parts import drives_in_parts
 from dovetail.core.types import SampleRequest, View, Window
 from dovetail.learn.algorithms.settings import HGDAggerConfig
+from dovetail.learn.batches import only_driven_axes
 from dovetail.learn.descent import Descent
 from dovetail.policies.trainable import TrainablePolicy
 
@@ -66,9 +67,9 @@ class HGDAgger(Descent):
         observations = self._observations(batch)
         features = self._policy.features(observations)
         actions = self._policy.normalize_actions(batch["action"], observations)
-        mask = batch["action/mask"] if self._policy.spec.horizon > 1 else None  # false past a demonstration's end
-        if "human_axes" in batch.keys():  # noqa: SIM118 - a TensorDict is not a dict
-            driven = batch["human_axes"]  # the policy drove the others, and must not imitate itself
-            mask = driven if mask is None else driven & mask[..., None]
+        exists = (
+            batch["action/mask"] if self._policy.spec.horizon > 1 else None
+        )  # false past a demonstration's end
+        mask = only_driven_axes(exists, batch)
         loss = self._policy.imitation_loss(features, actions, mask, generator=self._generator)
         return loss, float(len(actions)) if mask is None else mask.sum()

@@ -1,7 +1,7 @@
 """Hi-ORS: imitate the episodes whose return passes a threshold (outcome-based rejection sampling, Lu et al., 2025).
 
 Repeat for each round m, with rising thresholds:
-    accept the episodes with a return above threshold m, corrections included
+    accept the episodes with a return above threshold m, corrections included (of them, the axes that a person drove)
     minimize the policy's imitation loss on their chunks; corrections have a larger weight
 
 No value is estimated, and rejected episodes teach nothing. By default it imitates the motion that the arm achieved.
@@ -16,9 +16,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from dovetail.core.action_parts import drives_in_parts
 from dovetail.core.specs import PolicySpec
 from dovetail.core.types import Array, SampleRequest, View, Window
 from dovetail.learn.algorithms.settings import HiORSConfig
+from dovetail.learn.batches import only_driven_axes
 from dovetail.learn.descent import Descent
 from dovetail.policies.embodiments.shared_policy import CanonicalPolicy
 from dovetail.policies.trainable import TrainablePolicy
@@ -70,6 +72,7 @@ class HiORS(Descent):
             window=Window(horizon=spec.horizon, num_steps=spec.horizon, history=spec.history),
             next_observations=False,
             prompts=spec.prompted,
+            human_axes=drives_in_parts(spec.parts),
             achieved=config.imitated_actions == "achieved" or config.min_motion_std > 0.0,
             when_empty=self._accepted("all", config.return_thresholds[0]),
             waits=True,
@@ -98,6 +101,7 @@ class HiORS(Descent):
                     batch["discount"] != 0.0
                 )
                 mask = mask & ~still[:, None]
+        mask = only_driven_axes(mask, batch)
         metrics = {
             "threshold": self.threshold,
             "still_share": still.float().mean().item(),

@@ -1,4 +1,4 @@
-"""Behavior cloning: the policy's imitation loss on what people did."""
+"""Behavior cloning: the policy's imitation loss on what people did, on the axes that they drove."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ from typing import ClassVar
 
 from torch import Tensor
 
+from dovetail.core.action_parts import drives_in_parts
 from dovetail.core.types import SampleRequest, View, Window
 from dovetail.learn.algorithms.settings import ImitationConfig
+from dovetail.learn.batches import only_driven_axes
 from dovetail.learn.descent import Descent
 from dovetail.policies.trainable import TrainablePolicy
 
@@ -34,6 +36,7 @@ class Imitation(Descent):
             window=Window(horizon=self._policy.spec.horizon, history=self._policy.spec.history),
             next_observations=False,
             prompts=self._policy.spec.prompted,
+            human_axes=drives_in_parts(self._policy.spec.parts),
         )
 
     def update(self, batch: Mapping[str, Tensor]) -> Mapping[str, float]:
@@ -53,6 +56,7 @@ class Imitation(Descent):
         ):  # up to the episode's end, or to where control changed between person and policy
             human = batch["human"]
             mask = batch["action/mask"] & (human == human[:, :1]).cumprod(dim=1).bool()
+        mask = only_driven_axes(mask, batch)
         loss = self._policy.imitation_loss(features, actions, mask, generator=self._generator)
         return loss, float(len(actions)) if mask is None else mask.sum()
 
