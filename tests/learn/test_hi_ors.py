@@ -235,7 +235,7 @@ def test_constant_base_velocity_counts_as_motion_and_constant_joint_target_does_
     batch["achieved"][0, :, 3] = 0.01
     batch["achieved"][1, :, 0] = 0.01
     algorithm.update(batch)
-    assert given[0][1].any(dim=1).tolist() == [True, False] + [True] * 6
+    assert given[0][1].flatten(1).any(dim=1).tolist() == [True, False] + [True] * 6  # its mask is by axis
 
 
 def test_closing_gripper_counts_as_motion():
