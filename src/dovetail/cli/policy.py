@@ -7,12 +7,15 @@ from typing import Annotated
 
 import typer
 
+from dovetail.core.errors import UsageError
+
 __all__ = ["register"]
 
 
 def register(app: typer.Typer) -> None:
     group = typer.Typer(help="Folders with published weights.", no_args_is_help=True)
     group.command(epilog="Example: dovetail policy export pi0_openpi pi0_lerobot --stats norm_stats.json")(export)
+    group.command(epilog="Example: dovetail policy new tiny_pi0 --family pi0 --horizon 8")(new)
     group.callback()(_group)
     app.add_typer(group, name="policy")
 
@@ -39,3 +42,22 @@ def export(
 
     export_checkpoint(checkpoint, folder, stats=stats, adapter=adapter)
     typer.echo(f"{folder}: {(folder / 'model.safetensors').stat().st_size / 1e6:.1f} MB")
+
+
+def new(
+    folder: Annotated[Path, typer.Argument(help="The LeRobot folder to make.")],
+    family: Annotated[str, typer.Option(help="pi0 or pi05.")] = "pi0",
+    horizon: Annotated[int, typer.Option(min=1, max=200, help="Number of actions in a chunk.")] = 8,
+    seed: Annotated[int, typer.Option(min=0, help="Of the random weights.")] = 0,
+) -> None:
+    """Write a small model with RANDOM weights: something to train, not to act with."""
+    from dovetail.cli._terminal import console
+
+    with console.status("loading torch"):
+        from dovetail.policies.vla.families import FAMILIES
+        from dovetail.policies.vla.new_model import write_new_model
+
+    if family not in FAMILIES:
+        raise UsageError(f"--family {family} is unknown. Use pi0 or pi05")
+    num_weights = write_new_model(folder, FAMILIES[family], horizon=horizon, seed=seed)
+    typer.echo(f"{folder}: {family} with {num_weights / 1e6:.1f} million RANDOM weights. Train it before it acts")

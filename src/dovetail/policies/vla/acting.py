@@ -26,6 +26,7 @@ from dovetail.policies.vla.checkpoints.checkpoint import Checkpoint
 from dovetail.policies.vla.checkpoints.folder import open_checkpoint
 from dovetail.policies.vla.family import Family, FlowNetwork
 from dovetail.policies.vla.fitted_statistics import without_statistics
+from dovetail.policies.vla.new_model import cached_new_model
 from dovetail.policies.vla.normalization import Normalization
 from dovetail.policies.vla.prompts import PromptTokenizer
 from dovetail.policies.vla.sampler import Commitment, Inputs, Sampler, compiled_parts
@@ -61,6 +62,7 @@ class ActingVla:
     def __init__(self, config: VlaConfig, *, robot: RobotSpec, seed: int = 0) -> None:
         self._config, self._robot, self._seed = config, robot, seed
         self._version = 0
+        self._is_warming_up = False
 
     @cached_property
     def spec(self) -> PolicySpec:
@@ -80,6 +82,11 @@ class ActingVla:
     def act(self, observations: Mapping[str, Array], context: ActContext) -> ActionChunk:
         """A chunk for each row. With a prefix, the chunk continues it; NaN actions of the prefix are unknown."""
         setup = self._setup
+        if not self._is_warming_up and not np.isfinite(setup.action.shift).all():
+            raise UsageError(
+                "the policy has no statistics before demonstrations are recorded (policy.fit_stats). Set "
+                "run.untrained_episodes=0 and run.demos, or policy.stats"
+            )
         observations = check_inputs(observations, self.spec)
         state = setup.state_axes.read(observations)
         num_rows = len(state)
@@ -92,8 +99,12 @@ class ActingVla:
 
     def warmup(self) -> None:
         inputs = zero_inputs(self.spec)
-        chunk = self.act(inputs, ActContext(deterministic=True))
-        self.act(inputs, ActContext(deterministic=True, prefix=chunk.actions, delay=1))
+        self._is_warming_up = True
+        try:
+            chunk = self.act(inputs, ActContext(deterministic=True))
+            self.act(inputs, ActContext(deterministic=True, prefix=chunk.actions, delay=1))
+        finally:
+            self._is_warming_up = False
 
     def reset(self) -> None:
         """Start a new episode. Nothing to do: the policy has no state between calls."""
@@ -105,7 +116,11 @@ class ActingVla:
         config = self._config
         stats = None if config.stats is None else Path(config.stats).expanduser()
         adapter = None if config.adapter is None else Path(config.adapter).expanduser()
-        folder = Path(config.checkpoint).expanduser()
+        if config.new is not None:
+            folder = cached_new_model(self.family, config.new)
+        else:
+            assert config.checkpoint is not None, "the settings are checked"
+            folder = Path(config.checkpoint).expanduser()
         checkpoint = open_checkpoint(folder, self.family, stats=stats, adapter=adapter)
         if config.fit_stats:
             checkpoint = without_statistics(checkpoint, config, self._robot)

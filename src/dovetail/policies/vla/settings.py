@@ -11,9 +11,29 @@ from dovetail.config.model import Config
 from dovetail.policies.components import ComponentConfig, NetworkPolicyConfig, TorchPolicyConfig
 from dovetail.policies.settings import GuidanceConfig
 
-__all__ = ["MODEL", "LoraConfig", "Pi0Config", "Pi05Config", "SmolVLAConfig", "UserModelConfig", "VlaConfig"]
+__all__ = [
+    "MODEL",
+    "LoraConfig",
+    "NewModelConfig",
+    "Pi0Config",
+    "Pi05Config",
+    "SmolVLAConfig",
+    "UserModelConfig",
+    "VlaConfig",
+]
 
 MODEL = "model"  # the component with the weights of a user's model
+
+
+class NewModelConfig(Config):
+    """A small model with random weights, for `policy.new`."""
+
+    size: Literal["tiny"] = "tiny"
+    """About 1 million weights, images of 64 x 64 pixels."""
+    horizon: int = Field(default=8, ge=1, le=200)
+    """Number of actions in a chunk."""
+    seed: int = Field(default=0, ge=0)
+    """Of the random weights."""
 
 
 class LoraConfig(Config):
@@ -31,8 +51,10 @@ class VlaConfig(TorchPolicyConfig):
     BASIC: ClassVar[Collection[str]] = ("checkpoint", "images", "state", "device")
     preferred_image_size: ClassVar[int]  # the policy pads to a square by itself
 
-    checkpoint: str
+    checkpoint: str | None = Field(default=None, min_length=1)
     """Folder with published weights in the format of LeRobot, transformers or openpi (converted to PyTorch)."""
+    new: NewModelConfig | None = None
+    """Instead of a checkpoint: a small model with RANDOM weights (pi0 and pi05), which can do nothing before training."""
     images: dict[str, str] = Field(min_length=1)
     """Camera of the checkpoint: camera of the robot. Cameras of the checkpoint that are not named here are masked
     (smolvla: only up to its `empty_cameras`)."""
@@ -81,6 +103,10 @@ class VlaConfig(TorchPolicyConfig):
 
     @model_validator(mode="after")
     def _check_training(self) -> Self:
+        if (self.checkpoint is None) == (self.new is None):
+            raise ValueError(
+                "name a folder with weights as `checkpoint`, or set `new` for a small model of random weights"
+            )
         if self.cache_vision and self.train == "full" and not self.freeze_vision:
             raise ValueError(
                 "cache_vision needs a frozen vision tower: set freeze_vision, or train=expert or lora"

@@ -123,7 +123,7 @@ class Fleet:
             keys = [key for key, spec in policy.spec.observation.items() if len(spec.shape) < 3]
             columns = {key: f"observation/{key}" for key in keys}
             if isinstance(policy, FitsActions):
-                columns["action"] = "action"
+                columns["action"] = "executed"
             return lambda episode: {key: episode.column(name) for key, name in columns.items()}
         canonical_space: CanonicalSpace = policy.canonical_space
         return lambda episode: _padded(canonical_space, episode)
