@@ -44,6 +44,11 @@ class RunPolicy:
         self.reset()
 
     @property
+    def policy(self) -> Policy:
+        """The policy itself, with its weights."""
+        return self._policy
+
+    @property
     def spec(self) -> PolicySpec:
         """Names, shapes and history of the observations, and the action."""
         return self._policy.spec

@@ -26,22 +26,34 @@ def _group() -> None:
 
 def export(
     checkpoint: Annotated[
-        Path, typer.Argument(help="A folder of LeRobot, transformers or openpi with pi0 or pi05.")
+        Path,
+        typer.Argument(help="A run with pi0, pi05 or smolvla, or a folder of LeRobot, transformers or openpi."),
     ],
     folder: Annotated[Path, typer.Argument(help="The LeRobot folder to make.")],
     stats: Annotated[
         Path | None, typer.Option(help="Statistics instead of the folder's: stats.json or norm_stats.json.")
     ] = None,
     adapter: Annotated[Path | None, typer.Option(help="A PEFT folder with LoRA, merged into the copy.")] = None,
+    lora: Annotated[bool, typer.Option("--lora", help="Of a run: only its LoRA, as a PEFT folder.")] = False,
 ) -> None:
-    """Write a checkpoint as a folder that LeRobot's own package loads."""
+    """Write a checkpoint, or what a run trained, as a folder that LeRobot's own package loads."""
     from dovetail.cli._terminal import console
 
     with console.status("loading torch"):
+        from dovetail.api.policy_export import export_run
+        from dovetail.api.weights import find_weights
         from dovetail.policies.vla.checkpoints.export import export_checkpoint
 
-    export_checkpoint(checkpoint, folder, stats=stats, adapter=adapter)
-    typer.echo(f"{folder}: {(folder / 'model.safetensors').stat().st_size / 1e6:.1f} MB")
+    file = folder / "model.safetensors"
+    if (checkpoint / "config.json").is_file():
+        if lora:
+            raise UsageError("--lora is for a run. A folder of PEFT is an adapter already")
+        export_checkpoint(checkpoint, folder, stats=stats, adapter=adapter)
+    else:
+        if stats is not None or adapter is not None:
+            raise UsageError("--stats and --adapter are for a folder; a run has its own")
+        file = export_run(find_weights(checkpoint), folder, lora=lora)
+    typer.echo(f"{folder}: {file.stat().st_size / 1e6:.1f} MB")
 
 
 def new(

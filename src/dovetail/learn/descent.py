@@ -17,7 +17,7 @@ from dovetail.learn.batches import observations_of
 from dovetail.learn.data_parallel import DataParallel
 from dovetail.learn.device import device_of
 from dovetail.learn.finite import require_finite
-from dovetail.learn.precision import callable_modules
+from dovetail.learn.precision import ChoosesPrecision, callable_modules
 from dovetail.learn.state import (
     load_generator,
     load_module,
@@ -93,6 +93,11 @@ class Descent:
         self._generator = parallel.make_generator(self._device, self._seed)
 
     def check_shard(self) -> None:
+        if any(isinstance(network, ChoosesPrecision) for network in self.networks.values()):
+            raise UsageError(
+                f"learner.shard does not support policy '{self._policy.spec.name}' yet. Use learner.ranks without it, and "
+                "policy.train=expert or lora"
+            )
         if self._averaged:
             raise UsageError("learner.shard does not support an average of the weights. Set algorithm.average=0")
 

@@ -2,25 +2,26 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 import torch
 
-from dovetail.core.errors import StoreError
+from dovetail.core.errors import StoreError, UsageError
 from dovetail.core.frozen_base import referenced_base
 from dovetail.core.types import ActContext, WeightSnapshot
 from dovetail.learn.algorithms.hg_dagger import HGDAgger, HGDAggerConfig
 from dovetail.learn.algorithms.hi_ors import HiORS, HiORSConfig
 from dovetail.learn.algorithms.imitation import Imitation, ImitationConfig
+from dovetail.learn.data_parallel import DataParallel
 from dovetail.learn.setup import set_up
 from dovetail.policies.trainable import flat_features
 from dovetail.policies.vla.checkpoints.adapters import read_adapter, write_adapter
 from dovetail.policies.vla.checkpoints.folder import open_checkpoint
 from dovetail.policies.vla.fitted_statistics import compute_statistics
+from dovetail.policies.vla.new_model import write_new_model
 from dovetail.policies.vla.pi0_policy import Pi0Policy
-from dovetail.policies.vla.settings import LoraConfig, Pi0Config
+from dovetail.policies.vla.pi05_policy import Pi05Policy
+from dovetail.policies.vla.settings import LoraConfig, NewModelConfig, Pi0Config, Pi05Config
 from support.pi0_folders import write_lerobot
 
 ROWS, HORIZON, NUM_ACTIONS = 6, 5, 6
@@ -249,6 +250,28 @@ def fixed_loss(policy):
     return loss
 
 
+def test_two_ranks_compute_the_gradient_of_one(make):
+    """Each rank has every second row, and draws the times and noise that one process would draw for them."""
+
+    def gradients(rank, size):
+        learner = Imitation(ImitationConfig(batch_size=ROWS), policy=make(train="expert"), seed=0)
+        learner.set_parallel(DataParallel(rank=rank, size=size))
+        rows = {key: value[rank::size] for key, value in make_batch().items()}
+        loss, weight = learner._loss(rows)
+        (loss * weight).backward()
+        return [p.grad for p in learner._parameters if p.grad is not None]
+
+    whole, *ranks = gradients(0, 1), gradients(0, 2), gradients(1, 2)
+    for one, *parts in zip(whole, *ranks, strict=True):
+        torch.testing.assert_close(one, sum(parts), rtol=1e-3, atol=1e-5)
+
+
+def test_sharding_is_refused(make):
+    learner = Imitation(ImitationConfig(batch_size=ROWS), policy=make(train="expert"), seed=0)
+    with pytest.raises(UsageError, match=r"learner\.shard does not support policy 'pi0'"):
+        set_up(learner, name="imitation", size=2, shard=True)
+
+
 def test_statistics_come_from_demonstrations_only_if_the_config_says_so(make):
     columns = {
         "joint_pos": np.arange(70, dtype=np.float32).reshape(10, 7),
@@ -285,18 +308,41 @@ def test_flat_features_tell_prompts_and_states_apart(make):
     assert flat_features(policy, tensor) is tensor
 
 
-def test_folder_written_from_a_trained_policy_acts_the_same(make, tmp_path, robot):
-    from dovetail.policies.vla.checkpoints.lerobot_writer import write_lerobot as write
-
-    policy = make(train="expert")
+@pytest.mark.parametrize("train", ["expert", "lora"])
+def test_exported_folder_acts_as_the_trained_policy(make, tmp_path, robot, train):
+    policy = make(train=train)
     learn(policy)
-    checkpoint = replace(policy._setup.checkpoint, state=policy._setup.state, action=policy._setup.action)
-    write(tmp_path / "new", checkpoint, changed=dict(policy.network.named_parameters()))
-    assert open_checkpoint(tmp_path / "new").family.name == "pi0"
     observations = {key: value.numpy() for key, value in observations_of(make_batch()).items()}
-    again = Pi0Policy(replace_checkpoint(policy._config, tmp_path / "new"), robot=robot)
-    np.testing.assert_allclose(
-        again.act(observations, ActContext(seed=1)).actions,
-        policy.act(observations, ActContext(seed=1)).actions,
-        atol=1e-6,
+    expected = policy.act(observations, ActContext(seed=1)).actions
+    policy.export(tmp_path / "new")
+    assert open_checkpoint(tmp_path / "new").family.name == "pi0"
+    again = Pi0Policy(
+        Pi0Config(**{**make()._config.model_dump(), "checkpoint": str(tmp_path / "new")}), robot=robot
     )
+    np.testing.assert_allclose(again.act(observations, ActContext(seed=1)).actions, expected, atol=1e-6)
+    assert np.abs(make().act(observations, ActContext(seed=1)).actions - expected).max() > 1e-5
+
+
+@pytest.mark.parametrize("family", ["pi0", "pi05"])
+def test_new_model_is_small_repeatable_and_needs_statistics(family, robot, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    policies = {"pi0": (Pi0Policy, Pi0Config), "pi05": (Pi05Policy, Pi05Config)}
+    make, config = policies[family]
+    given = {"images": {"base_0_rgb": "front"}, "state": ("joint_pos", "gripper"), "device": "cpu"}
+    policy = make(config(new=NewModelConfig(horizon=HORIZON), fit_stats=True, **given), robot=robot)
+    assert 0.8e6 < sum(p.numel() for p in policy.network.parameters()) < 3e6
+    observations = {key: value.numpy() for key, value in observations_of(make_batch()).items()}
+    with pytest.raises(UsageError, match="no statistics before demonstrations"):
+        policy.act(observations, ActContext())
+    policy.warmup()
+    rng = np.random.default_rng(0)
+    policy.fit_normalizer({**observations, "action": rng.normal(size=(ROWS, NUM_ACTIONS)).astype(np.float32)})
+    assert np.isfinite(policy.act(observations, ActContext()).actions).all()
+    learn(policy)
+    written = write_new_model(tmp_path / "again", policy.family, horizon=HORIZON)
+    assert written == sum(p.numel() for p in policy.network.parameters())
+    cached = tmp_path / "dovetail" / "new_models" / f"{family}-tiny-horizon{HORIZON}-seed0"
+    for file in ("model.safetensors", "tokenizer.json", "config.json"):
+        assert (tmp_path / "again" / file).read_bytes() == (cached / file).read_bytes()
+    with pytest.raises(ValueError, match="random weights"):
+        config(**given)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import cached_property
+from pathlib import Path
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -19,6 +20,8 @@ from dovetail.core.types import Array, WeightSnapshot
 from dovetail.policies.arrays import to_numpy
 from dovetail.policies.components import NORMALIZER
 from dovetail.policies.vla.acting import ActingVla
+from dovetail.policies.vla.checkpoints.adapters import write_adapter
+from dovetail.policies.vla.checkpoints.lerobot_writer import write_lerobot
 from dovetail.policies.vla.family import FlowNetwork
 from dovetail.policies.vla.fitted_statistics import compute_statistics, from_arrays, to_arrays
 from dovetail.policies.vla.lora import Lora
@@ -132,6 +135,24 @@ class VlaPolicy(ActingVla):
         sizes = self._setup.checkpoint.sizes
         noise = torch.zeros((len(features), sizes.horizon, sizes.action_size), device=features.device)
         return Inputs(**{**{name: features[name] for name in Inputs._fields}, "noise": noise})
+
+    # ---- folders for others
+
+    def export(self, folder: Path) -> None:
+        """Write the trained weights as a LeRobot folder. LoRA is merged, so this policy learns no more."""
+        setup = self._setup
+        if self.lora is not None:
+            self.lora.merge()
+        checkpoint = replace(setup.checkpoint, state=setup.state, action=setup.action)
+        write_lerobot(folder, checkpoint, changed=dict(self.network.named_parameters()))
+
+    def export_lora(self, folder: Path) -> None:
+        """Write the adapters alone, as a folder of PEFT."""
+        if self.lora is None:
+            raise UsageError(
+                f"the run has policy.train={self._config.train}, so it has no adapters. Leave out --lora"
+            )
+        write_adapter(folder, self.lora, base=str(self._setup.checkpoint.folder))
 
     # ---- statistics
 
