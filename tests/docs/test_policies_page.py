@@ -45,15 +45,16 @@ class Chance:
 
 
 @pytest.mark.parametrize(
-    "kind", ["gaussian_mlp", "flow", "steered", "flow_actor", "actor_critic", "flow_actor_critic"]
+    "kind", ["gaussian_mlp", "flow", "steered", "flow_actor", "actor_critic", "flow_actor_critic", "valued_flow"]
 )
 def test_the_table_names_the_components(kind):
     (names,) = re.findall(rf"^\| `{kind}` \| (.*) \|$", PAGE, re.MULTILINE)
-    extra = {"inputs": ["joint_pos", "front"]} if kind in ("flow", "steered") else {}
+    extra = {"inputs": ["joint_pos", "front"]} if kind in ("flow", "steered", "valued_flow") else {}
     section = PluginSection.parse("policy", {"type": kind, **extra})
     policy = build_policy(section, robot=arm("franka_panda", 7), seed=0)
-    flow = {"actor", "encoder"} if kind == "steered" else set()
-    assert set(policy.components) == (set(re.findall(r"`(\w+)`", names)) - {"flow"}) | flow
+    flow = {"actor", "encoder"} if kind in ("steered", "valued_flow") else set()
+    optional = {"path_noise"} if kind == "valued_flow" else set()  # with path_noise.type=learned
+    assert set(policy.components) == (set(re.findall(r"`(\w+)`", names)) - {"flow"} - optional) | flow
 
 
 def test_the_example_learns_from_both(tmp_path, monkeypatch):

@@ -7,9 +7,11 @@ import pytest
 import torch
 
 from dovetail.core.errors import CheckpointError, FailureError, UsageError
-from dovetail.learn.algorithms.ppo import PPO, PPOConfig, RolloutRows, ppo_loss
+from dovetail.core.types import ActContext
+from dovetail.learn.algorithms.ppo import PPO, PPOConfig, RolloutRows, executed_density, ppo_loss
 from dovetail.learn.rollouts import OnPolicyAlgorithm
 from dovetail.policies.actor_critic import ActorCritic, ActorCriticConfig
+from dovetail.policies.flows.valued_flow import ValuedFlow, ValuedFlowConfig
 from support.small_algorithms import same_arrays
 
 N, T = 3, 8
@@ -187,6 +189,96 @@ def test_importance_weights_are_ratios_to_the_collecting_policy(robot):
     torch.testing.assert_close(data.weight, expected, rtol=1e-4, atol=1e-4)
     kl = [w - 1 - math.log(w) for w in (0.5, 1.25, 10.0)]
     assert facts["behaviour_kl"] == pytest.approx(sum(kl) / 3, rel=1e-3)
+
+
+# ---- chunks
+
+
+def test_density_counts_executed_actions_only():
+    log_prob, num_executed = torch.tensor([[1.0, 3.0, 100.0], [2.0, 100.0, 100.0]]), torch.tensor([2, 1])
+    joint = executed_density(log_prob, num_executed, num_axes=2, how="joint")
+    assert joint.tolist() == [4.0, 2.0]
+    mean = executed_density(log_prob, num_executed, num_axes=2, how="mean")
+    assert mean.tolist() == [1.0, 1.0]  # 4 / (2 actions * 2 axes), 2 / (1 * 2)
+
+
+def make_chunks(robot, **config):
+    small = {"horizon": 3, "hidden": 8, "num_layers": 1, "value_hidden": (8,)}
+    policy = ValuedFlow(ValuedFlowConfig(**small), robot=robot)
+    settings = {
+        "num_envs": N,
+        "rollout_steps": T,
+        "batch_size": N * T,
+        "num_epochs": 1,
+        "normalize": False,
+        **config,
+    }
+    return PPO(PPOConfig(**settings), policy=policy), policy
+
+
+def chunk_rollout(policy, robot, *, num_executed=3):
+    rng = np.random.default_rng(0)
+    observations = rng.normal(size=(N, T + 1, 3)).astype(np.float32)
+    chunk = policy.act({"joint_pos": observations[:, :-1].reshape(N * T, 3)}, ActContext(seed=1))
+    batch = rollout(make(robot)[1])  # the rest is the same
+    return {
+        **batch,
+        "observation/joint_pos": torch.from_numpy(observations),
+        "action": torch.from_numpy(chunk.extras["drawn"]).view(N, T, -1),
+        "log_prob": torch.from_numpy(chunk.extras["log_prob"]).view(N, T, 3),
+        "num_executed": torch.full((N, T), num_executed),
+    }
+
+
+def test_value_after_a_chunk_is_discounted_by_its_duration(robot):
+    algorithm, policy = make_chunks(robot, gae_lambda=0.0, gamma=0.9)
+    batch = chunk_rollout(policy, robot)
+    batch["num_executed"][1, 4] = 2  # the episode was truncated inside the chunk
+    data, _ = evaluate(algorithm, batch)
+
+    def value(observation):
+        with torch.no_grad():
+            return policy.value(policy.features({"joint_pos": observation[None]})).item()
+
+    returns, reward, observations = data.returns.view(N, T), batch["reward"], batch["observation/joint_pos"]
+    assert returns[0, 2].item() == pytest.approx(reward[0, 2].item())  # terminal
+    assert returns[2, 3].item() == pytest.approx(
+        reward[2, 3].item() + 0.9**3 * value(observations[2, 4]), rel=1e-4
+    )
+    final = batch["final/joint_pos"][0]
+    assert returns[1, 4].item() == pytest.approx(reward[1, 4].item() + 0.9**2 * value(final), rel=1e-4)
+
+
+@pytest.mark.parametrize("density", ["mean", "joint"])
+def test_first_ratio_of_chunks_is_1_and_the_flow_learns(robot, density):
+    algorithm, policy = make_chunks(robot, chunk_density=density)
+    before = weights_of(algorithm)
+    metrics = algorithm.update(chunk_rollout(policy, robot))
+    assert metrics["kl"] == pytest.approx(0.0, abs=1e-5)
+    assert metrics["behaviour_kl"] == pytest.approx(0.0, abs=1e-5)
+    assert metrics["actor_grad_norm"] > 0
+    after = weights_of(algorithm)
+    assert any(not np.array_equal(before[name], after[name]) for name in before if name.startswith("actor/"))
+
+
+def test_kl_to_the_start_keeps_the_policy_near_it(robot):
+    moved = []
+    for coef in (0.0, 100.0):
+        algorithm, policy = make_chunks(robot, start_kl_coef=coef, num_epochs=20, lr=1e-2, chunk_density="joint")
+        before = weights_of(algorithm)
+        batch = chunk_rollout(policy, robot)
+        metrics = algorithm.update(batch)
+        after = weights_of(algorithm)
+        moved.append(sum(np.abs(after[name] - before[name]).sum() for name in before if name.startswith("actor/")))
+    assert moved[1] < moved[0]
+    assert metrics["start_kl"] > 0
+    state = algorithm.state_dict()
+    resumed, _ = make_chunks(robot, start_kl_coef=100.0, num_epochs=20, lr=1e-2, chunk_density="joint")
+    resumed.load_state_dict(state)
+    assert same_arrays(resumed.state_dict(), state)
+    for one in (algorithm, resumed):  # the start stays the first one
+        one.update({**batch, "version": torch.ones(N, T, dtype=torch.int64)})
+    assert same_arrays(weights_of(resumed), weights_of(algorithm))
 
 
 # ---- updates

@@ -97,12 +97,12 @@ def filled(num_envs=2, num_steps=3):
     for t in range(num_steps + 1):
         buffer.add_observations(t, observations_at(num_envs, t))
         if t < num_steps:
-            buffer.add_step(
+            buffer.add_choice(t, drawn=np.full((num_envs, 1), t), log_prob=np.full(num_envs, -t), version=t)
+            buffer.add_result(
                 t,
-                drawn=np.full((num_envs, 1), t),
-                log_prob=np.full(num_envs, -t),
-                version=t,
+                slice(0, num_envs),
                 reward=np.arange(num_envs),
+                num_executed=np.ones(num_envs),
                 terminated=np.arange(num_envs) == t,
             )
     return buffer

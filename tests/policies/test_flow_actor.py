@@ -8,8 +8,8 @@ import torch
 
 from dovetail.config.plugins import resolve
 from dovetail.core.types import ActContext
+from dovetail.policies.flows import noisy_path as paths_module
 from dovetail.policies.flows.flow_actor import FlowActor, FlowActorConfig
-from dovetail.policies.flows.noisy_flow import noisy_path
 from dovetail.policies.trainable import TrainablePolicy
 from dovetail.testing import check_policy
 from support.toy_arm import DETERMINISTIC, ROBOT, features_of, observations, snapshot_of
@@ -21,6 +21,12 @@ M, S = 0.7, 0.4  # mean and std of the end of the Gaussian flow
 @pytest.fixture(params=KINDS)
 def kind(request):
     return request.param
+
+
+def noisy_path(velocity, x, *, sigma, noise):
+    """Steps with this sigma; the velocity is a function of one time for all rows."""
+    steps = paths_module.sde_steps(lambda _: sigma, dt=1.0 / len(noise))
+    return paths_module.noisy_path(lambda x, t: velocity(x, t[0].item()), steps, x, noise)
 
 
 def make(kind="gated", seed=3, **config):

@@ -9,7 +9,7 @@ import torch
 from dovetail.core.specs import match
 from dovetail.core.types import ActContext
 from dovetail.policies.flows.flow_actor_critic import FlowActorCritic, FlowActorCriticConfig
-from dovetail.policies.flows.noisy_flow import path_density
+from dovetail.policies.flows.noisy_path import path_density, sde_steps
 from dovetail.policies.trainable import ValuedPolicy
 from dovetail.testing import check_policy
 from support.toy_arm import ROBOT, features_of, observations, snapshot_of
@@ -36,7 +36,9 @@ def test_path_density_by_hand():
     """From 1 to 0.4 to 0.5 in two steps, v = -x, sigma 0.5: drifts -1 + 0.125 (0 - 1) / 1 at t = 0, and -0.4 + 0.125
     (-0.2 - 0.4) / 0.5 = -0.55 at t = 0.5; so the noise was (0.4 - 0.4375) / 0.35355 and (0.5 - 0.125) / 0.35355."""
     path = torch.tensor([[[1.0]], [[0.4]], [[0.5]]])
-    density = path_density(lambda x, t: -x, path, sigma=torch.full((1, 1), 0.5))
+    density = path_density(
+        lambda x, t: -x, sde_steps(lambda _: torch.full((1, 1), 0.5), dt=1 / (len(path) - 1)), path
+    )
     step_std = 0.5 * math.sqrt(0.5)
     noise = (1.0, (0.4 - 0.4375) / step_std, (0.5 - 0.125) / step_std)
     expected = sum(-0.5 * e * e - 0.5 * math.log(2 * math.pi) for e in noise) - 2 * math.log(step_std)

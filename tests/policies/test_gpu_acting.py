@@ -17,6 +17,7 @@ POLICIES = {
     "gaussian_mlp": {"hidden": [16]},
     "flow": {**FLOW, "inputs": ["joint_pos", "front"]},
     "steered": FLOW,
+    "valued_flow": FLOW,
     "flow_actor": {"hidden": 16},
     "actor_critic": {"hidden": [16]},
     "flow_actor_critic": {"hidden": 16},

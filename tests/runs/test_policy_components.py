@@ -45,6 +45,7 @@ SMALL = {
     "flow_actor": {"hidden": 8, "num_layers": 1},
     "steered": {"hidden": 8, "num_layers": 1, "horizon": 2, "steering_hidden": [8]},
     "actor_critic": {"hidden": [8], "value_hidden": [8]},
+    "valued_flow": {"hidden": 8, "num_layers": 1, "horizon": 2, "value_hidden": [8]},
     "flow_actor_critic": {"hidden": 8, "num_layers": 1, "value_hidden": [8]},
 }
 

@@ -13,6 +13,8 @@ from dovetail.runs.folder import RunFolder
 from dovetail.runtime.inline import InlineRun
 from dovetail.runtime.onpolicy.training import check_on_policy
 from dovetail.runtime.ranks import RankGroup
+from support import TESTS
+from support.onpolicy_runs import PPO_RUN
 from support.toy_run import TOY
 
 TWO = (
@@ -96,10 +98,28 @@ def test_error_of_a_rank_ends_the_run(make, monkeypatch):
         make("a").run()
 
 
-def test_on_policy_learning_refuses_ranks(make, tmp_path):
-    config = load([tmp_path / "toy.yaml"], [*TWO, "operator={type: none}"])
-    with pytest.raises(UsageError, match=r"learner\.ranks needs an algorithm with a replay"):
-        check_on_policy(config)
+def test_two_ranks_of_ppo_equal_one(tmp_path, monkeypatch):
+    """Rank 0 collects and sends the rollout; the last minibatch has a row for one rank only."""
+    path, found = tmp_path / "ppo.yaml", []
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join((str(TESTS), os.environ.get("PYTHONPATH", ""))))
+    path.write_text(PPO_RUN)
+    for ranks in (1, 2):
+        overrides = [f"learner.ranks={ranks}", "run.env_steps=128", "run.untrained_episodes=0"]
+        config = load([path], [*overrides, "algorithm.batch_size=21"])  # 64 = 3 * 21 + 1 rows
+        folder = RunFolder.create(tmp_path / str(ranks), config)
+        InlineRun(folder).run()
+        state = state_of(folder.path)
+        found.append({name: v for name, v in state.items() if name.startswith("algorithm/policy/")})
+    assert found[0].keys() == found[1].keys()
+    for name, values in found[0].items():
+        np.testing.assert_allclose(values, found[1][name], rtol=2e-3, atol=2e-5, err_msg=name)
+
+
+def test_ranks_of_ppo_need_the_inline_runtime(tmp_path):
+    path = tmp_path / "ppo.yaml"
+    path.write_text(PPO_RUN)
+    with pytest.raises(UsageError, match=r"learner\.ranks of ppo needs runtime=inline"):
+        check_on_policy(load([path], ["learner.ranks=2", "runtime=ray"]))
 
 
 @pytest.mark.extended

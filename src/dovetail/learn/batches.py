@@ -23,7 +23,14 @@ from dovetail.policies.embodiments.canonical_space import EMBODIMENT
 if TYPE_CHECKING:  # its import takes as long as that of torch
     from tensordict import TensorDict
 
-__all__ = ["Batches", "batch_arrays", "observations_of", "only_driven_axes", "rows_to_draw"]
+__all__ = [
+    "Batches",
+    "batch_arrays",
+    "observations_of",
+    "only_driven_axes",
+    "rollout_batch",
+    "rows_to_draw",
+]
 
 _MIN_THREAD_BYTES = 1 << 20  # a smaller batch is sampled faster than a thread can hand it over
 
@@ -100,6 +107,13 @@ def only_driven_axes(mask: Tensor | None, batch: Mapping[str, Tensor]) -> Tensor
         return mask
     driven = batch["human_axes"] | ~batch["human"][..., None]
     return driven if mask is None else driven & mask[..., None]
+
+
+def rollout_batch(rollout: Mapping[str, Array], *, device: torch.device) -> TensorDict:
+    """The arrays of a RolloutBuffer as one TensorDict. It has no batch size, because they have several lengths."""
+    from tensordict import TensorDict
+
+    return TensorDict({name: torch.from_numpy(array) for name, array in rollout.items()}, device=device)
 
 
 class Batches:

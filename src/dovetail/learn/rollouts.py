@@ -3,10 +3,14 @@
     buffer = RolloutBuffer(num_envs=4, num_steps=256, observation=policy.spec.observation, num_drawn=6)
     for t in range(256):
         buffer.add_observations(t, observations)          # [N, ...] of each key
-        buffer.add_step(t, drawn=..., log_prob=..., version=..., reward=..., terminated=...)
+        buffer.add_choice(t, drawn=..., log_prob=..., version=...)
+        buffer.add_result(t, slice(0, 4), reward=..., num_executed=..., terminated=...)
         buffer.add_truncation(n, t, observation)          # the last observation before the reset
     buffer.add_observations(256, observations)
     arrays = buffer.take_arrays()
+
+A step is one choice of the policy: an action, or a chunk of which `num_executed` [N, T] actions were executed. `reward` is
+the sum of their rewards with their discounts.
 
 `observation/<key>` is [N, T + 1, ...]; the next rollout begins with the last one. After a truncated step, `observation[t +
 1]` belongs to the next episode. The episode's last observation is in a row of `final/<key>` [K, ...]; its `final_at` [K] is
@@ -33,7 +37,9 @@ class RolloutSettings:
     """The rollouts that an algorithm needs."""
 
     num_envs: int
-    num_steps: int  # per world
+    num_steps: int  # per world: actions, or chunks
+    gamma: float = 1.0  # discount per action within a chunk
+    num_processes: int = 1  # in which the worlds run
     asynchronous: bool = False  # collect the next rollout during an update
     max_staleness: int = 0  # versions by which the collecting weights may be older than the learner's
     record: bool = False  # write the episodes to the run's log
@@ -52,33 +58,49 @@ class RolloutBuffer:
     """Arrays [N, T] that are filled step by step and returned as copies."""
 
     def __init__(
-        self, *, num_envs: int, num_steps: int, observation: Mapping[str, ArraySpec], num_drawn: int
+        self,
+        *,
+        num_envs: int,
+        num_steps: int,
+        observation: Mapping[str, ArraySpec],
+        num_drawn: int,
+        horizon: int = 1,
     ) -> None:
+        """With a `horizon` over 1, `log_prob` is [N, T, H]: that of each action of a chunk."""
         self.num_steps = num_steps
         n, t = num_envs, num_steps
         self._steps: dict[str, Array] = {
             "action": np.zeros((n, t, num_drawn), np.float32),
-            "log_prob": np.zeros((n, t), np.float32),
+            "log_prob": np.zeros((n, t, horizon) if horizon > 1 else (n, t), np.float32),
             "version": np.zeros((n, t), np.int64),
             "reward": np.zeros((n, t), np.float32),
+            "num_executed": np.ones((n, t), np.int64),
             "terminated": np.zeros((n, t), np.bool_),
         }
         self._observations = {
             key: np.zeros((n, t + 1, *spec.shape), spec.dtype) for key, spec in observation.items()
         }
         self._finals: dict[int, dict[str, Array]] = {}
-        self._specs = dict(observation)
 
     def add_observations(self, t: int, observations: Mapping[str, Array]) -> None:
         for key, values in self._observations.items():
-            values[:, t] = observations[key]
+            added, width = observations[key], values.shape[-1]
+            if added.shape[-1] > width:  # prompts have several widths
+                padding = [(0, 0)] * (values.ndim - 1) + [(0, added.shape[-1] - width)]
+                values = self._observations[key] = np.pad(values, padding)
+            values[:, t, ..., added.shape[-1] :] = 0
+            values[:, t, ..., : added.shape[-1]] = added
 
-    def add_step(
-        self, t: int, *, drawn: Array, log_prob: Array, version: int, reward: Array, terminated: Array
-    ) -> None:
+    def add_choice(self, t: int, *, drawn: Array, log_prob: Array, version: int) -> None:
+        """What the policy drew for each world."""
         steps = self._steps
         steps["action"][:, t], steps["log_prob"][:, t], steps["version"][:, t] = drawn, log_prob, version
-        steps["reward"][:, t], steps["terminated"][:, t] = reward, terminated
+
+    def add_result(self, t: int, worlds: slice, *, reward: Array, num_executed: Array, terminated: Array) -> None:
+        """What followed in these worlds."""
+        steps = self._steps
+        steps["reward"][worlds, t], steps["num_executed"][worlds, t] = reward, num_executed
+        steps["terminated"][worlds, t] = terminated
 
     def add_truncation(self, n: int, t: int, observation: Mapping[str, Array]) -> None:
         """World n was truncated after step t, with this last observation."""
@@ -92,9 +114,11 @@ class RolloutBuffer:
             **{f"observation/{key}": values.copy() for key, values in self._observations.items()},
             "final_at": np.array(sorted(self._finals), np.int64),
         }
-        for key, spec in self._specs.items():
-            rows = np.array([final[key] for final in finals], spec.dtype)
-            arrays[f"final/{key}"] = rows.reshape(len(finals), *spec.shape)
+        for key, values in self._observations.items():
+            rows = np.zeros((len(finals), *values.shape[2:]), values.dtype)
+            for row, final in zip(rows, finals, strict=True):
+                row[..., : final[key].shape[-1]] = final[key]
+            arrays[f"final/{key}"] = rows
         self._finals.clear()
         return arrays
 
@@ -106,10 +130,12 @@ def gae(
     next_values: Array,
     terminated: Array,
     truncated: Array,
-    gamma: float,
+    gamma: float | Array,
     lam: float,
 ) -> Array:
     """Generalized advantages (Schulman et al., 2016), [N, T]. Their sum with `values` is the target of the value network.
+
+    `gamma` is the discount of a step; of chunks [N, T], because each has a duration of its own.
 
     `next_values` belong to the observation that followed each step in its episode. They do not count after a terminated
     step. No advantage flows back across the end of an episode.

@@ -26,10 +26,12 @@ __all__ = [
     "GuidanceConfig",
     "InnerPolicy",
     "Jacobian",
+    "PathNoiseConfig",
     "ResidualConfig",
     "Schedule",
     "SharedConfig",
     "SteeredFlowConfig",
+    "ValuedFlowConfig",
 ]
 
 
@@ -204,6 +206,33 @@ class ResidualConfig(NetworkPolicyConfig):
         if "run" in self.base and (set(self.base) != {"run"} or not isinstance(self.base["run"], str)):
             raise ValueError("base {run: RUN} takes no other settings: the run has them")
         return self
+
+
+class PathNoiseConfig(Config):
+    type: Literal["sde", "learned"] = "sde"
+    """Noise of the steps from noise to actions while exploring. sde: Flow-SDE, which keeps the flow's distribution. learned:
+    Flow-Noise, a network of its own."""
+    level: float = Field(default=0.5, gt=0.0, le=2.0)
+    """sde: sigma is level * sqrt((1 - t) / t) at the time t of the path."""
+    std_range: tuple[float, float] = (0.08, 0.16)
+    """learned: limits of the standard deviation that a step adds."""
+    one_step: bool = False
+    """Only one step of a path has noise, chosen at random. An update then needs one evaluation of the flow per chunk."""
+
+    @model_validator(mode="after")
+    def _check_std_range(self) -> Self:
+        if not 0.0 < self.std_range[0] < self.std_range[1]:
+            raise ValueError(f"std_range should be 0 < low < high, got {self.std_range}")
+        return self
+
+
+class ValuedFlowConfig(FlowConfig):
+    path_noise: PathNoiseConfig = PathNoiseConfig()
+    """How it explores. A deterministic chunk has no such noise."""
+    value_hidden: tuple[int, ...] = Field(default=(128, 128), min_length=1)
+    """Sizes of the value function's hidden layers. Its inputs are the features of the flow."""
+    value_trains_encoder: bool = False
+    """The value's loss also trains the encoder of images and prompts."""
 
 
 class FlowActorConfig(NetworkPolicyConfig):

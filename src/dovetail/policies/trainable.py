@@ -73,8 +73,11 @@ class TrainablePolicy(Policy, Protocol):
 class ValuedPolicy(TrainablePolicy, Protocol):
     """A trainable policy with a value function and the log-density of its actions, as PPO needs them.
 
-    Its `act` returns three extras: the sample `drawn` [B, D] before it is clipped to the robot's limits, its `log_prob` [B]
-    and the `value` [B]. PPO's ratios use the sample, because the clipping is not part of the distribution.
+    Its `act`, unless deterministic, returns three extras: the sample `drawn` [B, D] before it is clipped to the robot's
+    limits, its `log_prob` and the `value` [B]. PPO's ratios use the sample, because the clipping is not part of the
+    distribution.
+    Log-density and entropy are [B] for single actions and [B, H], of each action, for chunks: the rest of a chunk may not be
+    executed.
     """
 
     @property
@@ -85,7 +88,7 @@ class ValuedPolicy(TrainablePolicy, Protocol):
         """The expected return, [B]."""
 
     def evaluate_actions(self, features: Tensor, drawn: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """The log-density of `drawn` [B, D], the entropy and the value, [B] each."""
+        """The log-density of `drawn` [B, D], the entropy, both [B] or [B, H], and the value [B]."""
 
 
 @runtime_checkable

@@ -219,6 +219,8 @@ class InlineRuntime:
 
     def _make_learner(self, algorithm: Algorithm, policy: TrainablePolicy, stack: ExitStack) -> Learner | OnPolicy:
         config, robot = self._config, self._assembly.robot.spec
+        if config.learner.ranks > 1:
+            algorithm = self._lead_ranks(algorithm, stack)
         if isinstance(algorithm, OnPolicyAlgorithm):
             on_policy = OnPolicy(
                 config,
@@ -228,18 +230,18 @@ class InlineRuntime:
                 folder=self._folder,
             )
             return stack.enter_context(closing(on_policy))
-        if config.learner.ranks > 1:
-            replayed = self.store.experience.as_replayed(self._assembly.policy_robot)
-            group = RankGroup(
-                self._folder.path,
-                size=config.learner.ranks,
-                robot=robot,
-                replay=self._folder.replay,
-                replayed=replayed,
-            )
-            stack.callback(group.close)
-            algorithm = group.lead(algorithm, config)
         return self.learner.make_learner(algorithm, policy)
+
+    def _lead_ranks(self, algorithm: Algorithm, stack: ExitStack) -> Algorithm:
+        group = RankGroup(
+            self._folder.path,
+            size=self._config.learner.ranks,
+            robot=self._assembly.robot.spec,
+            replay=self._folder.replay,
+            replayed=self.store.experience.as_replayed(self._assembly.policy_robot),
+        )
+        stack.callback(group.close)
+        return group.lead(algorithm, self._config)
 
     @property
     def num_warmup_updates(self) -> int:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, Protocol
@@ -27,15 +27,16 @@ import torch.distributed as dist
 from dovetail.config.load import load_saved
 from dovetail.config.schema import RunConfig
 from dovetail.core.abilities import Shards
-from dovetail.core.contracts import Algorithm
+from dovetail.core.contracts import Algorithm, Policy
 from dovetail.core.errors import FailureError, UsageError
 from dovetail.core.specs import RobotSpec
 from dovetail.core.streams import stream
 from dovetail.core.types import Array, SampleRequest
-from dovetail.learn.batches import Batches
+from dovetail.learn.batches import Batches, rollout_batch
 from dovetail.learn.data_parallel import DataParallel
 from dovetail.learn.finite import SkippedUpdate
 from dovetail.learn.memory import keep_freed_memory
+from dovetail.learn.rollouts import OnPolicyAlgorithm, RolloutSettings
 from dovetail.learn.setup import set_up
 from dovetail.policies.device import find_device
 from dovetail.processes.channel import ChannelClosed
@@ -181,7 +182,11 @@ def lead_ranks(
     _set_up_rank(algorithm, config, rank=0, size=group.size)
     group.send({"load": True}, algorithm.state_dict())
     _shard(algorithm, config)
-    return LeadAlgorithm(algorithm, group, sharded=config.learner.shard)
+    return _lead_class(algorithm)(algorithm, group, sharded=config.learner.shard)
+
+
+def _lead_class(algorithm: Algorithm) -> type[LeadAlgorithm]:
+    return LeadOnPolicyAlgorithm if isinstance(algorithm, OnPolicyAlgorithm) else LeadAlgorithm
 
 
 class LeadAlgorithm:
@@ -197,12 +202,16 @@ class LeadAlgorithm:
         return _rank_request(self._algorithm.sample_request, self._parallel)
 
     def update(self, batch: Mapping[str, Any]) -> Mapping[str, float]:
-        self._group.send({"update": self._num_updates})
+        self._group.send({"update": self._num_updates}, self._sent_rows(batch))
         self._num_updates += 1
         try:
             return self._algorithm.update(batch)
         except FailureError as error:
             raise self._group.failure(error) from error
+
+    def _sent_rows(self, batch: Mapping[str, Any]) -> dict[str, Array]:
+        """Each rank draws its own rows."""
+        return {}
 
     def policy_weights(self) -> Mapping[str, Mapping[str, Array]]:
         self._gather("weights")
@@ -220,6 +229,18 @@ class LeadAlgorithm:
         self._group.send({"load": True}, state)
         self._algorithm.load_state_dict(state)
         self._num_updates = int(state.get(_COUNT, state["num_updates"]))
+
+
+class LeadOnPolicyAlgorithm(LeadAlgorithm):
+    """See the OnPolicyAlgorithm contract. All ranks get the rollout; each computes its share of every minibatch."""
+
+    @property
+    def rollout_settings(self) -> RolloutSettings:
+        assert isinstance(self._algorithm, OnPolicyAlgorithm)
+        return self._algorithm.rollout_settings
+
+    def _sent_rows(self, batch: Mapping[str, Any]) -> dict[str, Array]:
+        return {name: values.cpu().numpy() for name, values in batch.items()}
 
 
 def _rank_request(request: SampleRequest, parallel: DataParallel) -> SampleRequest:
@@ -273,18 +294,7 @@ def follow(channel: RankChannel) -> None:
     algorithm: Algorithm = config.algorithm.build(policy=policy, seed=config.run.seed)
     set_up(algorithm, name=config.algorithm.type, precision=config.learner.precision)
     _set_up_rank(algorithm, config, rank=rank, size=size)
-    replay = config.replay.build(folder=Path(settings["replay"]), keys=policy.spec.learned_keys)
-    parallel = DataParallel(rank=rank, size=size)
-    request = _rank_request(algorithm.sample_request, parallel)
-    batches = Batches(
-        request=request,
-        robot=RobotSpec.from_json(settings["replayed"]),
-        replay=replay,
-        rng=stream(0, "none"),
-        device=device,
-        num_ahead=0,
-        ticks_per_step=ticks_of_step(config, robot),
-    )
+    batch_of = _own_rows(settings, config, algorithm, policy, device=device)
     channel.send({"ready": True}, {})
     _join(device, settings["rendezvous"], rank=rank, size=size)
     algorithm.load_state_dict(channel.receive()[1])
@@ -298,13 +308,37 @@ def follow(channel: RankChannel) -> None:
         if "gather" in message:  # each rank contributes its shard
             gather[message["gather"]]()
             continue
+        # all ranks skip it, because they see the same gradients; rank 0 counts it
+        with contextlib.suppress(SkippedUpdate):
+            algorithm.update(batch_of(message["update"], arrays))
+
+
+def _own_rows(
+    settings: Mapping[str, Any], config: RunConfig, algorithm: Algorithm, policy: Policy, *, device: torch.device
+) -> Callable[[int, Mapping[str, Array]], Mapping[str, torch.Tensor]]:
+    """The batch of an update, from its number and the arrays that rank 0 sent: a rollout, or rows of the replay."""
+    if isinstance(algorithm, OnPolicyAlgorithm):
+        return lambda number, arrays: rollout_batch(arrays, device=device)
+    rank, robot = settings["rank"], RobotSpec.from_json(settings["robot"])
+    parallel = DataParallel(rank=rank, size=settings["size"])
+    batches = Batches(
+        request=_rank_request(algorithm.sample_request, parallel),
+        robot=RobotSpec.from_json(settings["replayed"]),
+        replay=config.replay.build(folder=Path(settings["replay"]), keys=policy.spec.learned_keys),
+        rng=stream(0, "none"),
+        device=device,
+        num_ahead=0,
+        ticks_per_step=ticks_of_step(config, robot),
+    )
+
+    def draw(number: int, arrays: Mapping[str, Array]) -> Mapping[str, torch.Tensor]:
         batches.set_request(_rank_request(algorithm.sample_request, parallel))
-        batches.reseed(stream(config.run.seed, f"rank {rank}", message["update"]))
-        for batch in batches.take(1):
-            with contextlib.suppress(
-                SkippedUpdate
-            ):  # all ranks skip it, because they see the same gradients; rank 0 counts it
-                algorithm.update(batch)
+        batches.reseed(stream(config.run.seed, f"rank {rank}", number))
+        with contextlib.closing(batches.take(1)) as drawn:
+            batch: Mapping[str, torch.Tensor] = next(drawn)
+        return batch
+
+    return draw
 
 
 if __name__ == "__main__":

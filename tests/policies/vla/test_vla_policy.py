@@ -168,10 +168,10 @@ def test_ppo_names_the_missing_methods(name, message):
         PPO(PPOConfig(), policy=make(name))
 
 
-def test_ppo_refuses_chunks_and_history():
-    for settings in ({"horizon": 4}, {"history": {"joint_pos": 2}}):
-        with pytest.raises(UsageError, match=r"single actions without history\. Set policy\.horizon=1"):
-            PPO(PPOConfig(), policy=make("ChunksWithValues", inputs=["joint_pos"], **settings))
+def test_ppo_refuses_chunks_of_a_model():
+    with pytest.raises(UsageError, match=r"learns single actions of policy 'vla'\. Set policy\.horizon=1"):
+        PPO(PPOConfig(), policy=make("ChunksWithValues", inputs=["joint_pos"], horizon=4))
+    PPO(PPOConfig(), policy=make("ActsAndValues", inputs=["joint_pos"], history={"joint_pos": 2}))
 
 
 def test_ppo_refuses_a_learning_rate_for_what_the_model_does_not_have():

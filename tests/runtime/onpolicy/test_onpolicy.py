@@ -145,6 +145,83 @@ def test_log_probs_and_versions_are_of_the_policy_that_acted(config):
     collector.close()
 
 
+# ---- chunks and processes
+
+CHUNKS = (
+    "policy={type: valued_flow, inputs: [ee_pose, goal], history: {ee_pose: 2}, horizon: 4, hidden: 16, "
+    "num_layers: 1, value_hidden: [8], prompt_features: 4}"
+)
+
+
+def test_episode_that_ends_inside_a_chunk(config):
+    """Episodes of 6 steps in chunks of 4: the second chunk executes 2 actions, and the next one starts an episode."""
+    collector, _ = collector_of(config(CHUNKS, "task.max_steps=6", "task.tolerance=0.0001"))
+    rollout = collector.collect()
+    assert rollout["num_executed"][0].tolist() == [4, 2] * 8
+    assert rollout["final_at"].tolist() == [n * 16 + t for n in range(4) for t in range(1, 16, 2)]
+    masks = rollout["observation/ee_pose/mask"][0]
+    assert masks[0].tolist() == [False, True]  # an episode begins without history
+    assert masks[1].tolist() == [True, True]
+    assert masks[2].tolist() == [False, True]
+    assert rollout["final/ee_pose"].shape == (32, 2, 7)
+    assert rollout["log_prob"].shape == (4, 16, 4)
+    assert rollout["episode/length"].tolist() == [6.0] * 32
+    assert rollout["observation/prompt"].shape == (4, 17, 256)
+    collector.close()
+
+
+def test_reward_of_a_chunk_is_discounted_and_some_actions_are_executed(config):
+    settings = (CHUNKS, "actor.execution_horizon=2", "task.max_steps=50", "task.tolerance=0.0001")
+    collector, _ = collector_of(config(*settings))
+    rewards = []
+    step = World.step
+
+    def spy(self, action, **settings):
+        observation, verdict = step(self, action, **settings)
+        rewards.append(verdict.reward)
+        return observation, verdict
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(World, "step", spy)
+        rollout = collector.collect()
+    assert (rollout["num_executed"] == 2).all()
+    first_of_world_0 = rewards[0] + 0.95 * rewards[1]  # gamma of the run
+    assert rollout["reward"][0, 0] == pytest.approx(first_of_world_0, rel=1e-5)
+    assert len(rewards) == 4 * 16 * 2
+    collector.close()
+
+
+@pytest.mark.parametrize("policy", [CHUNKS, "run.seed=0"])
+def test_rollouts_do_not_depend_on_the_number_of_processes(config, policy):
+    found = []
+    for num_processes in (1, 3):
+        settings = (policy, f"algorithm.num_processes={num_processes}", "task.max_steps=10")
+        collector, training = collector_of(config(*settings))
+        collector.load(training.policy_weights(), version=1)
+        found.append([collector.collect() for _ in range(2)])
+        collector.close()
+    for here, there in zip(*found, strict=True):
+        assert same(here, there)
+
+
+def test_resume_with_another_number_of_processes(make):
+    training = make(CHUNKS)
+    training.step()
+    resumed = make(CHUNKS, "algorithm.num_processes=2")
+    resumed.load_state_dict(training.state_dict())
+    training.step()
+    resumed.step()
+    assert same(resumed.state_dict(), training.state_dict())
+
+
+def test_killed_world_process_ends_the_run_with_one_line(make):
+    training = make("algorithm.num_processes=2")
+    training.step()
+    os.kill(training._source._sources[1].process.pid, 9)
+    with pytest.raises(FailureError, match="world process 1 has died: killed by SIGKILL"):
+        training.step()
+
+
 # ---- learning
 
 
@@ -429,4 +506,4 @@ def test_on_policy_learning_needs_a_simulator(config):
     cell = build_workcell(task=whole.task, robot=whole.robot, safety=whole.safety)
     real = Workcell(task=cell.task, robot=cell.robot, clock=RealClock(), _raw=cell._raw)
     with pytest.raises(UsageError, match="on-policy learning needs a simulated robot"):
-        World(real, number=0, num_worlds=1, seed=0)
+        World(real, spec=build_training(whole)._algorithm._policy.spec, number=0, num_worlds=1, seed=0)

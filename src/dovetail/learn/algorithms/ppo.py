@@ -5,15 +5,18 @@ ratio = pi(a | s) / pi_old(a | s)
 pi    maximizes w * min(ratio A, clip(ratio, 1 - eps, 1 + eps) A) + entropy_coef * entropy
 V     minimizes (V(s) - returns)^2
 
+With a policy of chunks, one step is a whole executed chunk. Its reward is the discounted sum of its actions' rewards. The
+value after it counts by gamma^k for k executed actions, and its density is that of these actions.
+
 The objective is the decoupled one (Hilton et al., 2022): `pi_old` is the policy at the start of the update. The policy that
 collected the rollout may be some versions older; w = pi_old / pi_collected corrects for it. On a fresh rollout w is 1.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import ClassVar
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -21,17 +24,17 @@ from torch import Tensor
 
 from dovetail.core.errors import FailureError, UsageError
 from dovetail.core.types import Array, SampleRequest
-from dovetail.learn.algorithms.settings import PPOConfig
+from dovetail.learn.algorithms.settings import ChunkDensity, PPOConfig
 from dovetail.learn.batches import observations_of
 from dovetail.learn.descent import Descent
 from dovetail.learn.finite import SkippedUpdate
 from dovetail.learn.rollouts import Moments, RolloutSettings, explained_variance, gae
-from dovetail.learn.state import raise_checkpoint_errors
+from dovetail.learn.state import load_module, module_state, raise_checkpoint_errors
 from dovetail.learn.torch_optimizers import TorchAdam
 from dovetail.policies.components import trainable_components
 from dovetail.policies.trainable import ExplainsAbilities, TrainablePolicy, ValuedPolicy
 
-__all__ = ["PPO", "PPOConfig", "RolloutRows", "ppo_loss"]
+__all__ = ["PPO", "PPOConfig", "RolloutRows", "executed_density", "ppo_loss"]
 
 _LR_FACTOR, _LR_RANGE = 1.2, 10.0
 
@@ -44,14 +47,25 @@ class RolloutRows:
     weight: Tensor  # pi_old / pi_collected
     advantage: Tensor
     returns: Tensor
+    num_executed: Tensor | None = None  # actions of each chunk
+    log_prob_start: Tensor | None = None  # log-density of the policy before the first update
 
     def at(self, index: Tensor) -> RolloutRows:
-        return RolloutRows(
-            log_prob_old=self.log_prob_old[index],
-            weight=self.weight[index],
-            advantage=self.advantage[index],
-            returns=self.returns[index],
-        )
+        """The rows of a minibatch."""
+        of: dict[str, Any] = {field.name: getattr(self, field.name) for field in fields(self)}
+        chosen: dict[str, Any] = {name: None if values is None else values[index] for name, values in of.items()}
+        return RolloutRows(**chosen)
+
+
+def executed_density(log_prob: Tensor, num_executed: Tensor | None, *, num_axes: int, how: ChunkDensity) -> Tensor:
+    """The log-density [B] of the executed actions of chunks, from that of each action [B, H]; [B] stays as it is.
+
+    The mean over actions and axes keeps the ratio of a long chunk near 1, so that it is not clipped at once."""
+    if log_prob.ndim == 1 or num_executed is None:
+        return log_prob
+    is_executed = torch.arange(log_prob.shape[1], device=log_prob.device) < num_executed[:, None]
+    total = torch.where(is_executed, log_prob, 0.0).sum(1)
+    return total if how == "joint" else total / (num_executed * num_axes)
 
 
 def ppo_loss(
@@ -65,10 +79,13 @@ def ppo_loss(
     policy_loss = -(rows.weight * objective).mean()
     value_loss = (value - rows.returns).square().mean()
     loss = policy_loss + config.value_coef * value_loss - config.entropy_coef * entropy.mean()
+    metrics = {"policy_loss": policy_loss, "value_loss": value_loss, "entropy": entropy.mean()}
+    if rows.log_prob_start is not None:  # its gradient is that of the KL divergence (Schulman, 2020)
+        metrics["start_kl"] = 0.5 * (log_prob - rows.log_prob_start).square().mean()
+        loss = loss + config.start_kl_coef * metrics["start_kl"]
     with torch.no_grad():
         kl = (ratio - 1.0 - log_ratio).mean()  # nonnegative and unbiased (Schulman, 2020)
         clip_fraction = ((ratio - 1.0).abs() > config.clip_ratio).float().mean()
-    metrics = {"policy_loss": policy_loss, "value_loss": value_loss, "entropy": entropy.mean()}
     return loss, {**metrics, "kl": kl, "clip_fraction": clip_fraction}
 
 
@@ -86,14 +103,14 @@ class PPO(Descent):
                 raise UsageError(
                     f"algorithm 'ppo' cannot train policy '{spec.name}': {why}. Add it to the class (docs/vla.md)"
                 )
-            if spec.horizon > 1 or spec.history:
+            if spec.horizon > 1:
                 raise UsageError(
-                    "algorithm 'ppo' learns single actions without history. Set policy.horizon=1 and policy.history={}"
+                    f"algorithm 'ppo' learns single actions of policy '{spec.name}'. Set policy.horizon=1"
                 )
-        if not isinstance(policy, ValuedPolicy) or spec.horizon > 1 or spec.history:
+        if not isinstance(policy, ValuedPolicy):
             raise UsageError(
-                f"algorithm 'ppo' needs a policy with a value network, single actions and no history, not '{spec.name}'. "
-                "Use policy 'actor_critic' or 'flow_actor_critic'"
+                f"algorithm 'ppo' needs a policy with a value and a log-density, not '{spec.name}'. Use policy "
+                "'actor_critic', 'valued_flow' (chunks, images, prompts, history) or 'flow_actor_critic'"
             )
         # the critic's large first gradients would leave the actor no step, so each network is clipped by itself
         super().__init__(
@@ -108,6 +125,7 @@ class PPO(Descent):
         if config.adapt_lr and config.target_kl is None:
             raise UsageError("algorithm.adapt_lr needs a target. Set algorithm.target_kl, for example 0.015")
         self._config = config
+        self._start: dict[str, dict[str, Array]] = {}  # weights before the first update, for `start_kl_coef`
         lrs = {"mean": config.lr, "std": config.std_lr or config.lr, "critic": config.value_lr or config.lr}
         groups: dict[str, list[torch.nn.Parameter]] = {name: [] for name in lrs}
         for component, module in trainable_components(policy.components, algorithm=self.name).items():
@@ -133,6 +151,8 @@ class PPO(Descent):
         return RolloutSettings(
             num_envs=config.num_envs,
             num_steps=config.rollout_steps,
+            gamma=config.gamma,
+            num_processes=config.num_processes,
             asynchronous=config.asynchronous,
             max_staleness=config.max_staleness if config.asynchronous else 0,
             record=config.record_episodes,
@@ -201,24 +221,28 @@ class PPO(Descent):
         """Compute values, advantages and log-densities with the policy at the start of the update."""
         config, policy = self._config, self._policy
         num_envs, num_steps = batch["reward"].shape
+        num_executed = batch["num_executed"].flatten() if policy.spec.horizon > 1 else None
         with torch.no_grad():
             every_s = {key: rows.flatten(0, 1) for key, rows in observations_of(batch, "observation").items()}
-            values = policy.value(policy.features(every_s)).view(num_envs, num_steps + 1)
+            values = self._values(every_s).view(num_envs, num_steps + 1)
             next_values = values[:, 1:].clone()
             truncated = torch.zeros(num_envs * num_steps, dtype=torch.bool, device=self._device)
             if len(batch["final_at"]):  # the next step is in another episode: use the last observation
                 truncated[batch["final_at"]] = True
-                final_values = policy.value(policy.features(observations_of(batch, "final")))
-                next_values.view(-1)[batch["final_at"]] = final_values
-            log_prob_old, _, _ = policy.evaluate_actions(policy.features(s), a)
-            log_weight = log_prob_old - batch["log_prob"].flatten()
+                next_values.view(-1)[batch["final_at"]] = self._values(observations_of(batch, "final"))
+            log_prob_old = self._densities(s, a, num_executed)
+            log_weight = log_prob_old - self._density(batch["log_prob"].flatten(0, 1), num_executed)
+            log_prob_start = self._start_densities(s, a, num_executed)
+        gamma: float | Array = config.gamma
+        if num_executed is not None:
+            gamma = np.power(np.float32(gamma), batch["num_executed"].cpu().numpy(), dtype=np.float32)
         advantages = gae(
             rewards=batch["reward"].cpu().numpy(),
             values=values[:, :-1].cpu().numpy(),
             next_values=next_values.cpu().numpy(),
             terminated=batch["terminated"].cpu().numpy(),
             truncated=truncated.view(num_envs, num_steps).cpu().numpy(),
-            gamma=config.gamma,
+            gamma=gamma,
             lam=config.gae_lambda,
         )
         returns = advantages + values[:, :-1].cpu().numpy()
@@ -228,6 +252,8 @@ class PPO(Descent):
             weight=log_weight.exp().clamp(max=config.max_importance_weight),
             advantage=(advantage - advantage.mean()) / (advantage.std(correction=0) + 1e-8),
             returns=torch.from_numpy(returns).to(self._device).flatten(),
+            num_executed=num_executed,
+            log_prob_start=log_prob_start,
         )
         metrics = {
             "explained_variance": explained_variance(values[:, :-1].cpu().numpy(), returns),
@@ -236,23 +262,64 @@ class PPO(Descent):
         }
         return rows, metrics
 
+    def _values(self, s: Mapping[str, Tensor]) -> Tensor:
+        return self._policy.value(self._policy.features(s))
+
+    def _density(self, log_prob: Tensor, num_executed: Tensor | None) -> Tensor:
+        num_axes = self._policy.spec.action.shape[0]
+        return executed_density(log_prob, num_executed, num_axes=num_axes, how=self._config.chunk_density)
+
+    def _densities(self, s: Mapping[str, Tensor], a: Tensor, num_executed: Tensor | None) -> Tensor:
+        log_prob, _, _ = self._policy.evaluate_actions(self._policy.features(s), a)
+        return self._density(log_prob, num_executed)
+
+    def _start_densities(self, s: Mapping[str, Tensor], a: Tensor, num_executed: Tensor | None) -> Tensor | None:
+        """Under the weights before the first update, which are put into the policy for a moment."""
+        if not self._config.start_kl_coef:
+            return None
+        modules = self._policy.components
+        newest = {name: module_state(name, module) for name, module in modules.items()}
+        if not self._start:
+            self._start = newest
+        try:
+            for name, module in modules.items():
+                load_module(name, module, self._start[name])
+            return self._densities(s, a, num_executed)
+        finally:
+            for name, module in modules.items():
+                load_module(name, module, newest[name])
+
     def _step(self, s: Mapping[str, Tensor], a: Tensor, rows: RolloutRows, index: Tensor) -> dict[str, Tensor]:
-        """Take one step on the minibatch of the rows `index`."""
-        parts: list[dict[str, Tensor]] = []  # metrics of each micro-batch
+        """Take one step on the minibatch of the rows `index`. Each process computes its share of them."""
+        parts: list[tuple[dict[str, Tensor], float]] = []  # metrics and weight of each micro-batch
+        own = index[self._parallel.rank :: self._parallel.size]
+        weight = 1.0 if len(own) else 0.0  # a process without rows computes one for nothing, to have all metrics
+        own = own if len(own) else index[:1]
 
         def loss_of(part: Mapping[str, Tensor]) -> tuple[Tensor, float]:
             index = part["index"]
             features = self._policy.features({key: values[index] for key, values in s.items()})
             log_prob, entropy, value = self._policy.evaluate_actions(features, a[index])
-            loss, metrics = ppo_loss(self._config, rows.at(index), log_prob=log_prob, entropy=entropy, value=value)
+            part_rows = rows.at(index)
+            log_prob = self._density(log_prob, part_rows.num_executed)
+            loss, metrics = ppo_loss(self._config, part_rows, log_prob=log_prob, entropy=entropy, value=value)
             if self._num_updates < self._config.actor_after:  # the actor gets no gradient yet
                 loss = self._config.value_coef * metrics["value_loss"]
-            parts.append({name: value.detach() for name, value in metrics.items()})
-            return loss, float(len(index))
+            parts.append(({name: value.detach() for name, value in metrics.items()}, weight * len(index)))
+            return loss, weight * len(index)
 
-        self._minimize({"index": index}, loss_of)
+        self._minimize({"index": own}, loss_of)
         norms = {f"{name}_grad_norm": norm for name, norm in self._grad_norms.items()}
-        return {**{name: torch.stack([part[name] for part in parts]).mean() for name in parts[0]}, **norms}
+        return {**self._mean_metrics(parts), **norms}
+
+    def _mean_metrics(self, parts: Sequence[tuple[dict[str, Tensor], float]]) -> dict[str, Tensor]:
+        """Over all micro-batches and processes: all of them must agree on the KL divergence, which ends an update."""
+        if self._parallel.is_single:
+            return parts[0][0]
+        totals = torch.stack([weight * torch.stack(list(metrics.values())) for metrics, weight in parts]).sum(0)
+        total_weight = totals.new_tensor([sum(weight for _, weight in parts)])
+        self._parallel.sum_([totals, total_weight])
+        return dict(zip(parts[0][0], totals / total_weight, strict=True))
 
     @property
     def _lr(self) -> float:
@@ -277,14 +344,18 @@ class PPO(Descent):
             return
         columns: dict[str, Array] = {}
         for key, moments in self._moments.items():
-            moments.add(batch[f"observation/{key}"][:, :-1].flatten(0, 1).cpu().numpy())
+            seen = batch[f"observation/{key}"][:, :-1]
+            if key in self._policy.spec.history:
+                seen = seen[..., -1, :]  # the newest tick
+            moments.add(seen.flatten(0, 1).cpu().numpy())
             # two rows with the mean and standard deviation of all rollouts
             columns[key] = np.stack((moments.mean - moments.std, moments.mean + moments.std))
         self._policy.fit_normalizer(columns)
 
     def state_dict(self) -> Mapping[str, Array]:
         moments = {f"moments/{key}": moments.to_array() for key, moments in self._moments.items()}
-        return {**super().state_dict(), **moments, "lr": np.array(self._lr)}
+        start = {f"start/{name}": v.copy() for arrays in self._start.values() for name, v in arrays.items()}
+        return {**super().state_dict(), **moments, **start, "lr": np.array(self._lr)}
 
     def load_state_dict(self, state: Mapping[str, Array]) -> None:
         super().load_state_dict(state)
@@ -292,6 +363,10 @@ class PPO(Descent):
             for key, moments in self._moments.items():
                 moments.load_array(state[f"moments/{key}"])
             self._lr = float(state["lr"])
+            self._start = {}
+            for name in (name for name in state if name.startswith("start/")):
+                inner = name.removeprefix("start/")
+                self._start.setdefault(inner.partition("/")[0], {})[inner] = state[name]
 
 
 def _mean(values: list[Tensor]) -> float:

@@ -11,6 +11,7 @@ from pydantic import Field, model_validator
 from dovetail.config.model import Config
 
 __all__ = [
+    "ChunkDensity",
     "DSRLConfig",
     "HGDAggerConfig",
     "HiORSConfig",
@@ -24,6 +25,9 @@ __all__ = [
     "SACFlowConfig",
     "SoftConfig",
 ]
+
+
+ChunkDensity = Literal["mean", "joint"]
 
 
 class SoftConfig(Config):
@@ -170,7 +174,9 @@ class PPOConfig(Config):
     num_envs: int = Field(default=4, ge=1, le=1024)
     """Simulated worlds side by side."""
     rollout_steps: int = Field(default=256, ge=2)
-    """Steps of each world between two updates."""
+    """Steps of each world between two updates: actions, or chunks of a policy with `horizon` over 1."""
+    num_processes: int = Field(default=1, ge=1, le=256)
+    """Processes in which the worlds run. Rollouts do not depend on it."""
     asynchronous: bool = False
     """Collect the next rollout in another process during the update."""
     max_staleness: int = Field(default=1, ge=0)
@@ -190,11 +196,15 @@ class PPOConfig(Config):
     batch_size: int = Field(default=128, ge=2)
     """Steps in one minibatch."""
     gamma: float = Field(default=0.99, gt=0.0, le=1.0)
-    """Discount per step."""
+    """Discount per action."""
     gae_lambda: float = Field(default=0.95, ge=0.0, le=1.0)
     """Lambda of the generalized advantages."""
     clip_ratio: float = Field(default=0.2, gt=0.0)
     """Range eps of the probability ratio beyond which an action gains nothing."""
+    chunk_density: ChunkDensity = "mean"
+    """The density of a chunk in the ratio: the mean over its executed actions and their axes, or their joint density."""
+    start_kl_coef: float = Field(default=0.0, ge=0.0)
+    """Weight of the KL divergence from the policy before the first update, for example a cloned one. 0: none."""
     entropy_coef: float = Field(default=0.01, ge=0.0)
     """Weight of the entropy in the loss."""
     value_coef: float = Field(default=0.5, ge=0.0)

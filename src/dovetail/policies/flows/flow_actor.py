@@ -12,8 +12,8 @@ from torch import Generator, Tensor, nn
 from dovetail.core.specs import RobotSpec
 from dovetail.core.types import ActContext, ActionChunk, Array
 from dovetail.policies.base import NetworkPolicy, policy_spec
-from dovetail.policies.flows.guidance import Velocity
-from dovetail.policies.flows.noisy_flow import GatedVelocity, TransformerVelocity, noisy_path
+from dovetail.policies.flows.noisy_flow import GatedVelocity, TransformerVelocity
+from dovetail.policies.flows.noisy_path import PathVelocity, StepNoise, noisy_path, sde_steps
 from dovetail.policies.networks import masked_mse, mlp
 from dovetail.policies.random_draws import normal, seeded_generator, uniform
 from dovetail.policies.settings import FlowActorConfig
@@ -119,16 +119,19 @@ class FlowActor(NetworkPolicy):
         return 1 + self.num_flow_steps, len(features), self._num_actions
 
     def _path(self, features: Tensor, noise: Tensor) -> tuple[list[Tensor], Tensor]:
-        noise = noise.to(features.dtype)
-        sigma, axis_mask = self.sigma(features), self._axis_mask(features)
-        return noisy_path(self._flow(features), noise[0], sigma=sigma, noise=noise[1:], axis_mask=axis_mask)
+        noise, axis_mask = noise.to(features.dtype), self._axis_mask(features)
+        return noisy_path(self._flow(features), self._steps(features), noise[0], noise[1:], axis_mask)
 
-    def _flow(self, features: Tensor) -> Velocity:
+    def _steps(self, features: Tensor) -> StepNoise:
+        sigma = self.sigma(features)
+        return sde_steps(lambda _: sigma, dt=1.0 / self.num_flow_steps)
+
+    def _flow(self, features: Tensor) -> PathVelocity:
         """The velocity as a function of x and t, for these features."""
         axis_mask = self._axis_mask(features)
 
-        def velocity(x: Tensor, t: float) -> Tensor:
-            v: Tensor = self._velocity(x, features, x.new_full((len(x),), t), axis_mask)
+        def velocity(x: Tensor, t: Tensor) -> Tensor:
+            v: Tensor = self._velocity(x, features, t, axis_mask)
             return v
 
         return velocity

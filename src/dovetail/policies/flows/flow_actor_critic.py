@@ -17,7 +17,7 @@ from dovetail.core.specs import RobotSpec
 from dovetail.core.types import ActContext, ActionChunk, Array
 from dovetail.policies.actor_critic import value_mlp
 from dovetail.policies.flows.flow_actor import FlowActor
-from dovetail.policies.flows.noisy_flow import path_density
+from dovetail.policies.flows.noisy_path import path_density
 from dovetail.policies.settings import FlowActorCriticConfig
 
 __all__ = ["FlowActorCritic", "FlowActorCriticConfig"]
@@ -57,10 +57,9 @@ class FlowActorCritic(FlowActor):
         return value.squeeze(-1)
 
     def evaluate_actions(self, features: Tensor, drawn: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        path = drawn.view(len(drawn), -1, self._num_actions).transpose(0, 1)
-        sigma = self.sigma(features)
-        log_density = path_density(self._flow(features), path, sigma=sigma)
+        path = drawn.view(len(drawn), -1, self._num_actions).unbind(1)
+        log_density = path_density(self._flow(features), self._steps(features), path)
         # exact: the start is from N(0, I), and the noise of a step does not depend on x
-        step_std = sigma / math.sqrt(self.num_flow_steps)
+        step_std = self.sigma(features) / math.sqrt(self.num_flow_steps)
         entropy = self.num_drawn * _NORMAL_ENTROPY + self.num_flow_steps * step_std.log().sum(-1)
         return log_density, entropy, self.value(features)

@@ -19,9 +19,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, cast
 
-from dovetail.config.safety import SafetyConfig
+import numpy as np
+
+from dovetail.actor.actors import ActorConfig
 from dovetail.config.schema import PluginSection, RunConfig
 from dovetail.core.errors import FailureError, UsageError
+from dovetail.core.images import seen_robot
 from dovetail.core.types import Array
 from dovetail.learn.rollouts import RolloutSettings
 from dovetail.policies.trainable import ValuedPolicy
@@ -29,10 +32,17 @@ from dovetail.processes.array_channel import ArrayChannel
 from dovetail.processes.channel import ChannelClosed
 from dovetail.processes.child import WorkerProcess, run_worker
 from dovetail.runs.assembly.policy_components import build_acting_policy
-from dovetail.runs.assembly.workcell import build_workcell
+from dovetail.runs.assembly.seen_images import image_size
 from dovetail.runs.folder import RunFolder
-from dovetail.runtime.onpolicy.recording import Recording
-from dovetail.runtime.onpolicy.worlds import Collector
+from dovetail.runtime.onpolicy.rollout_collector import Collector
+from dovetail.runtime.onpolicy.world_processes import (
+    LocalWorlds,
+    ProcessWorlds,
+    WorldSource,
+    build_workcells,
+    build_worlds,
+    divide,
+)
 
 __all__ = ["ProcessCollector", "build_collector", "collector_settings"]
 
@@ -48,7 +58,7 @@ def collector_settings(
         raise UsageError(
             "algorithm.record_episodes=true needs a run folder: set it to false, or use `dovetail run`"
         )
-    record = None
+    record, actor = None, config.actor.config
     if rollouts.record and folder is not None:
         record = {
             "folder": str(folder.episodes.absolute()),
@@ -66,33 +76,46 @@ def collector_settings(
         "rollouts": asdict(rollouts),
         "num_rollouts": num_rollouts,
         "record": record,
+        "execution_horizon": actor.execution_horizon if isinstance(actor, ActorConfig) else None,
+        "image_size": image_size(config),
     }
 
 
 def build_collector(settings: Mapping[str, Any], worlds: Mapping[str, Array]) -> Collector:
     """A collector in this process. `worlds` is the saved state of the worlds, empty for new ones."""
-    kinds, seed, record = ("task", "robot", "policy"), settings["seed"], settings["record"]
-    sections = {kind: PluginSection.parse(kind, settings[kind]) for kind in kinds if settings[kind] is not None}
-    rollouts, safety = RolloutSettings(**settings["rollouts"]), SafetyConfig.from_mapping(settings["safety"])
-    cameras = {name: PluginSection.parse("camera", section) for name, section in settings["cameras"].items()}
-    workcells = [
-        build_workcell(task=sections.get("task"), robot=sections["robot"], cameras=cameras, safety=safety)
-        for _ in range(rollouts.num_envs)
-    ]
-    components = Path(settings["components"]) if settings["components"] else None
-    policy = build_acting_policy(
-        sections["policy"], robot=workcells[0].robot.spec, seed=seed, components=components
+    seed, rollouts = settings["seed"], RolloutSettings(**settings["rollouts"])
+    num_processes = min(rollouts.num_processes, rollouts.num_envs)
+    workcells = build_workcells(settings, rollouts.num_envs if num_processes == 1 else 1)
+    policy = cast(
+        ValuedPolicy,
+        build_acting_policy(
+            PluginSection.parse("policy", settings["policy"]),
+            robot=seen_robot(workcells[0].robot.spec, settings["image_size"]),
+            seed=seed,
+            components=Path(settings["components"]) if settings["components"] else None,
+        ),
     )
+    sources: list[WorldSource] = []
+    all_numbers = range(rollouts.num_envs)
+    if num_processes == 1:
+        local = build_worlds(settings, workcells, spec=policy.spec, numbers=all_numbers, worlds=worlds)
+        sources.append(LocalWorlds(local))
+    else:
+        workcells[0].close()  # it was for the spec
+        for number, part in enumerate(np.array_split(all_numbers, num_processes)):
+            numbers = part.tolist()
+            sources.append(
+                ProcessWorlds(
+                    settings, spec=policy.spec, numbers=numbers, worlds=divide(worlds, numbers), number=number
+                )
+            )
     return Collector(
-        workcells,
-        policy=cast(ValuedPolicy, policy),
-        num_steps=rollouts.num_steps,
+        sources,
+        policy=policy,
+        rollouts=rollouts,
+        execution_horizon=min(settings["execution_horizon"] or policy.spec.horizon, policy.spec.horizon),
         seed=seed,
         num_rollouts=settings["num_rollouts"],
-        worlds=worlds,
-        recordings=[Recording.from_settings(workcell, record, seed=seed) for workcell in workcells]
-        if record
-        else (),
     )
 
 

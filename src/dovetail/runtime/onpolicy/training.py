@@ -23,6 +23,7 @@ from dovetail.core.abilities import ConfiguresNormalization, NeedsVerdict
 from dovetail.core.errors import CheckpointError, FailureError, UsageError
 from dovetail.core.figures import EpisodeScore
 from dovetail.core.types import Array
+from dovetail.learn.batches import rollout_batch
 from dovetail.learn.finite import BadUpdates, SkippedUpdate
 from dovetail.learn.rollouts import OnPolicyAlgorithm
 from dovetail.policies.device import find_device
@@ -97,13 +98,10 @@ class OnPolicy:
         if rollout is None:
             return None
         collected_s = time.monotonic()
-        device = find_device(self._config.device)
-        tensors = {
-            n: torch.from_numpy(array).to(device) for n, array in rollout.items() if not n.startswith(_NOT_LEARNED)
-        }
-        metrics = self._update(tensors)
+        learned = {name: array for name, array in rollout.items() if not name.startswith(_NOT_LEARNED)}
+        metrics = self._update(rollout_batch(learned, device=find_device(self._config.device)))
         self.num_updates += 1
-        self.env_steps += rollout["reward"].size
+        self.env_steps += int(rollout["num_executed"].sum())
         self._worlds = {name: values for name, values in rollout.items() if name.startswith("worlds/")}
         self._source.load(self._algorithm.policy_weights(), version=self.num_updates)
         waited = {"collect_s": collected_s - began_s, "update_s": time.monotonic() - collected_s}
@@ -220,9 +218,9 @@ def check_on_policy(config: RunConfig, *, has_demos: bool = False) -> None:
         )
     if config.labeling.hide_success:
         raise UsageError("on-policy learning uses the task's own reward: set labeling.hide_success=false")
-    if config.learner.ranks > 1:
+    if config.learner.ranks > 1 and config.runtime == "ray":
         raise UsageError(
-            f"learner.ranks needs an algorithm with a replay, but {config.algorithm.type} has none: set learner.ranks=1"
+            f"learner.ranks of {config.algorithm.type} needs runtime=inline. Set it, or set learner.ranks=1"
         )
     learner, algorithm = config.learner, config.algorithm.config
     normalizes = isinstance(algorithm, ConfiguresNormalization) and algorithm.normalize

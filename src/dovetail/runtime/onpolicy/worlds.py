@@ -1,10 +1,15 @@
-"""N simulated robots with the same task in one process. All make one step at a time, each behind its safety filter."""
+"""Simulated robots with the same task, each behind its safety filter.
+
+worlds = Worlds(workcells, spec=policy.spec, numbers=[0, 1], num_worlds=4, seed=0)
+inputs = worlds.start()["observation/goal"]      # [2, ...]
+result = worlds.step(actions, gamma=0.99)        # actions [2, E, A]: each world executes E actions or ends its episode
+"""
 
 from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
 import numpy as np
@@ -12,26 +17,16 @@ import numpy as np
 from dovetail.core.clock import NS_PER_S, SimulatedClock
 from dovetail.core.errors import FailureError, UsageError
 from dovetail.core.figures import add_metrics
-from dovetail.core.prompts import PROMPT_BYTES, encode_prompt
-from dovetail.core.specs import ArraySpec
+from dovetail.core.images import resize_images
+from dovetail.core.prompts import encode_prompt
+from dovetail.core.specs import PolicySpec
 from dovetail.core.streams import stream
-from dovetail.core.types import (
-    ActContext,
-    ActionChunk,
-    Array,
-    Observation,
-    Outcome,
-    Source,
-    Step,
-    Verdict,
-    WeightSnapshot,
-)
-from dovetail.learn.rollouts import RolloutBuffer
-from dovetail.policies.trainable import ValuedPolicy
+from dovetail.core.types import Array, Observation, Outcome, Source, Step, Verdict
+from dovetail.policies.inputs import History
 from dovetail.runs.assembly.workcell import Workcell
 from dovetail.runtime.onpolicy.recording import Recording
 
-__all__ = ["Collector", "World"]
+__all__ = ["World", "Worlds", "stack_rows"]
 
 PROMPT = "prompt"
 
@@ -43,17 +38,20 @@ class World:
         self,
         workcell: Workcell,
         *,
+        spec: PolicySpec,
         number: int,
         num_worlds: int,
         seed: int,
         num_episodes: int = 0,
         recording: Recording | None = None,
     ) -> None:
+        """`spec` is of the policy: its inputs, their history and the size of its images."""
         if not isinstance(workcell.clock, SimulatedClock):
             raise UsageError(
                 f"on-policy learning needs a simulated robot, but '{workcell.robot.spec.name}' is not simulated"
             )
         self._workcell, self._number, self._num_worlds, self._seed = workcell, number, num_worlds, seed
+        self._spec, self._history = spec, History(spec)
         self._period_ns = round(NS_PER_S / workcell.robot.spec.control_hz)
         self.num_episodes = num_episodes  # started
         # of the current episode:
@@ -66,6 +64,7 @@ class World:
         self._episode_recording = recording
         self._recording: Recording | None = None  # of the current episode
         self._observation: Observation | None = None
+        self._inputs: dict[str, Array] = {}
 
     @property
     def sent(self) -> Array:
@@ -76,9 +75,11 @@ class World:
     def has_success(self) -> bool:
         return self._workcell.task.spec.has_success
 
-    def inputs(self, observation: Observation) -> dict[str, Array]:
-        """What a policy may read: the observation, and the prompt of the current episode."""
-        return {**observation.values, PROMPT: self._prompt}
+    @property
+    def inputs(self) -> dict[str, Array]:
+        """What the policy reads now: the observations with their history, and the prompt of the current episode."""
+        prompt = {PROMPT: self._prompt} if self._spec.prompted else {}
+        return {**self._inputs, **prompt}
 
     def replay(self, actions: Array) -> Observation:
         """Restore an unfinished episode: start it again and send these actions. It is not recorded."""
@@ -103,13 +104,27 @@ class World:
         if self._recording is not None:
             self._recording.begin(episode)
         self._prompt = encode_prompt(workcell.task.prompt)
-        self._observation = workcell.robot.observe()
-        return self._observation
+        self._history = History(self._spec)
+        return self._see(workcell.robot.observe())
+
+    def _see(self, observation: Observation) -> Observation:
+        values = {key: observation.values[key] for key in self._spec.observation}
+        for key, spec in self._spec.observation.items():
+            if spec.is_picture:
+                values[key] = resize_images(values[key], spec.shape)
+        self._inputs = {key: row[0] for key, row in self._history.add(values).items()}
+        self._observation = observation
+        return observation
 
     def step(
-        self, action: Array, *, version: int = 0, extras: Mapping[str, Array] = MappingProxyType({})
+        self,
+        action: Array,
+        *,
+        version: int = 0,
+        chunk_index: int = 0,
+        extras: Mapping[str, Array] = MappingProxyType({}),
     ) -> tuple[Observation, Verdict]:
-        """`version` and `extras` of the policy are recorded."""
+        """`version` and `extras` of the policy are recorded, and the action's place in its chunk."""
         workcell, before = self._workcell, self._observation
         probed = workcell.probe() if self._recording is not None else {}
         executed = workcell.robot.send(action)
@@ -132,43 +147,40 @@ class World:
                 executed=executed,
                 source=Source.POLICY,
                 policy_version=version,
-                chunk_id=self.num_steps - 1,
-                chunk_index=0,
+                chunk_id=self.num_steps - 1 - chunk_index,  # the step at which it begins
+                chunk_index=chunk_index,
                 verdict=verdict,
                 extras={**probed, **workcell.robot.safety_extras(), **extras},
             )
             self._recording.add(step)
             if verdict.outcome is not None:
                 self._recording.end(verdict.outcome, last=observation, has_success=self.has_success)
-        self._observation = observation
-        return observation, verdict
+        return self._see(observation), verdict
 
     def close(self) -> None:
         self._workcell.close()
 
 
-class Collector:
-    """`collect()` returns the next rollout. Only `load` changes the policy.
+class Worlds:
+    """Some of the worlds of a run, one after another in this process. All results are arrays, so that they can be sent.
 
-    In addition to the arrays of a RolloutBuffer, a rollout has one value per episode that ended in it (`episode/success`,
-    `episode/length`, `episode/at_limit`, `episode/reward/<component>`, `episode/metric/<name>`) and the state of the worlds
-    for a resume: `worlds/num_episodes` [N] that each has started, `worlds/num_sent` [N], the number of actions in the
-    current one, and these actions, world after world, `worlds/sent` [sum(num_sent), A].
+    The arrays of a step are one row per world: `observation/<key>` as the policy reads it next, `reward`, the sum of the
+    executed actions' rewards with their discounts, `num_executed` and `terminated`. `final/<key>` [K, ...] are the last
+    inputs of truncated episodes, `final_at` [K] their rows. `ended/<name>` has one value per episode that ended.
     """
 
     def __init__(
         self,
         workcells: Sequence[Workcell],
         *,
-        policy: ValuedPolicy,
-        num_steps: int,
+        spec: PolicySpec,
+        numbers: Sequence[int],
+        num_worlds: int,
         seed: int,
-        num_rollouts: int = 0,
         worlds: Mapping[str, Array] = MappingProxyType({}),
         recordings: Sequence[Recording] = (),
     ) -> None:
-        self._policy, self._seed = policy, seed
-        self.num_rollouts = num_rollouts  # so far
+        """`numbers` are those of these worlds among all of the run. `worlds` is their saved state, empty for new ones."""
         started = worlds.get("worlds/num_episodes", np.zeros(len(workcells), np.int64))
         self._resume_with: Sequence[Array] = ()  # actions of each world's unfinished episode
         if "worlds/sent" in worlds:
@@ -176,76 +188,82 @@ class Collector:
         self._worlds = [
             World(
                 workcell,
-                number=i,
-                num_worlds=len(workcells),
+                spec=spec,
+                number=number,
+                num_worlds=num_worlds,
                 seed=seed,
                 num_episodes=int(started[i]),
                 recording=recordings[i] if recordings else None,
             )
-            for i, workcell in enumerate(workcells)
+            for i, (workcell, number) in enumerate(zip(workcells, numbers, strict=True))
         ]
-        spec = policy.spec
-        prompt = {PROMPT: ArraySpec(shape=(PROMPT_BYTES,), dtype="uint8")} if spec.prompted else {}
-        self._inputs: Mapping[str, ArraySpec] = {**spec.observation, **prompt}
-        self._buffer = RolloutBuffer(
-            num_envs=len(workcells),
-            num_steps=num_steps,
-            observation=self._inputs,
-            num_drawn=policy.num_drawn,
-        )
-        self._observations: list[Mapping[str, Array]] = []  # the newest of each world
         self._ended: dict[str, list[float]] = defaultdict(list)
 
-    def load(self, weights: Mapping[str, Mapping[str, Array]], *, version: int) -> None:
-        """Act with these weights from the next tick on."""
-        self._policy.load(WeightSnapshot(version=version, components=weights, hashes={}))
+    def start(self) -> dict[str, Array]:
+        """Start an episode in each world, or restore the unfinished ones. Returns the policy's inputs."""
+        if self._resume_with:
+            for world, sent in zip(self._worlds, self._resume_with, strict=True):
+                world.replay(sent)
+        else:
+            for world in self._worlds:
+                world.reset()
+        return _named("observation", [world.inputs for world in self._worlds])
 
-    def collect(self, *, before_tick: Callable[[], None] = lambda: None) -> dict[str, Array]:
-        worlds, buffer = self._worlds, self._buffer
-        rng = stream(self._seed, "practice/policy", self.num_rollouts)
-        if not self._observations and self._resume_with:
-            self._observations = [
-                world.inputs(world.replay(sent)) for world, sent in zip(worlds, self._resume_with, strict=True)
-            ]
-        elif not self._observations:
-            self._observations = [world.inputs(world.reset()) for world in worlds]
-        for t in range(buffer.num_steps):
-            before_tick()
-            observations = self._stacked()
-            chunk = self._policy.act(observations, ActContext(seed=int(rng.integers(2**63))))
-            rewards = np.zeros(len(worlds), np.float32)
-            terminated = np.zeros(len(worlds), np.bool_)
-            for n, world in enumerate(worlds):
-                observation, verdict = world.step(
-                    chunk.actions[n, 0], version=chunk.policy_version, extras=_of_world(chunk, n)
-                )
-                rewards[n] = verdict.reward
-                terminated[n] = verdict.outcome in (Outcome.SUCCESS, Outcome.FAILURE)
-                if verdict.outcome is Outcome.TIMEOUT:
-                    buffer.add_truncation(n, t, world.inputs(observation))  # before the reset replaces it
-                if verdict.outcome is not None:
-                    self._add_ended(world, verdict.outcome)
-                    observation = world.reset()
-                self._observations[n] = world.inputs(observation)
-            buffer.add_observations(t, observations)
-            buffer.add_step(
-                t,
-                drawn=chunk.extras["drawn"],
-                log_prob=chunk.extras["log_prob"],
-                version=chunk.policy_version,
-                reward=rewards,
-                terminated=terminated,
-            )
-        buffer.add_observations(buffer.num_steps, self._stacked())
-        self.num_rollouts += 1
-        return {**buffer.take_arrays(), **self._summary()}
+    def step(
+        self,
+        actions: Array,
+        *,
+        gamma: float,
+        version: int = 0,
+        extras: Mapping[str, Array] = MappingProxyType({}),
+    ) -> dict[str, Array]:
+        """Execute these actions, [N, E, A]. An episode that ends is followed by the start of the next one, and the rest of
+        its actions are dropped."""
+        num_worlds = len(self._worlds)
+        rewards, num_executed = np.zeros(num_worlds, np.float32), np.zeros(num_worlds, np.int64)
+        terminated, finals = np.zeros(num_worlds, np.bool_), dict[int, Mapping[str, Array]]()
+        for n, world in enumerate(self._worlds):
+            outcome, discount = None, 1.0
+            recorded = {name: values[n] for name, values in extras.items()}
+            for index, action in enumerate(actions[n]):
+                _, verdict = world.step(action, version=version, chunk_index=index, extras=recorded)
+                rewards[n] += discount * verdict.reward
+                discount *= gamma
+                num_executed[n] += 1
+                outcome = verdict.outcome
+                if outcome is not None:
+                    break
+            terminated[n] = outcome in (Outcome.SUCCESS, Outcome.FAILURE)
+            if outcome is Outcome.TIMEOUT:
+                finals[n] = world.inputs  # before the reset replaces it
+            if outcome is not None:
+                self._add_ended(world, outcome)
+                world.reset()
+        ended = {f"ended/{name}": np.array(values, np.float32) for name, values in self._ended.items()}
+        self._ended.clear()
+        return {
+            **_named("observation", [world.inputs for world in self._worlds]),
+            **_named("final", list(finals.values())),
+            **ended,
+            "final_at": np.array(list(finals), np.int64),
+            "reward": rewards,
+            "num_executed": num_executed,
+            "terminated": terminated,
+        }
+
+    def state(self) -> dict[str, Array]:
+        """For a resume: `worlds/num_episodes` [N] that each has started, `worlds/num_sent` [N], the number of actions in the
+        current one, and these actions, world after world, `worlds/sent` [sum(num_sent), A]."""
+        sent = [world.sent for world in self._worlds]
+        return {
+            "worlds/num_episodes": np.array([world.num_episodes for world in self._worlds], np.int64),
+            "worlds/num_sent": np.array([len(actions) for actions in sent], np.int64),
+            "worlds/sent": np.concatenate(sent),
+        }
 
     def close(self) -> None:
         for world in self._worlds:
             world.close()
-
-    def _stacked(self) -> dict[str, Array]:
-        return {key: np.stack([values[key] for values in self._observations]) for key in self._inputs}
 
     def _add_ended(self, world: World, outcome: Outcome) -> None:
         success = outcome.success(has_success=world.has_success)
@@ -257,17 +275,16 @@ class Collector:
         for name, value in world.metrics.items():
             self._ended[f"metric/{name}"].append(value)
 
-    def _summary(self) -> dict[str, Array]:
-        ended = {f"episode/{name}": np.array(values, np.float32) for name, values in self._ended.items()}
-        self._ended.clear()
-        sent = [world.sent for world in self._worlds]
-        return {
-            **ended,
-            "worlds/num_episodes": np.array([world.num_episodes for world in self._worlds], np.int64),
-            "worlds/num_sent": np.array([len(actions) for actions in sent], np.int64),
-            "worlds/sent": np.concatenate(sent),
-        }
+
+def stack_rows(rows: Sequence[Array]) -> Array:
+    """[N, ...]. Prompts of several widths are padded to the widest."""
+    if len({row.shape for row in rows}) > 1:
+        width = max(len(row) for row in rows)
+        rows = [np.pad(row, (0, width - len(row))) for row in rows]
+    return np.stack(rows)
 
 
-def _of_world(chunk: ActionChunk, n: int) -> dict[str, Array]:
-    return {name: values[n] for name, values in chunk.extras.items()}
+def _named(name: str, inputs: Sequence[Mapping[str, Array]]) -> dict[str, Array]:
+    if not inputs:
+        return {}
+    return {f"{name}/{key}": stack_rows([row[key] for row in inputs]) for key in inputs[0]}
