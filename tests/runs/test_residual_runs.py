@@ -4,7 +4,9 @@ import numpy as np
 import pytest
 
 import dovetail
-from dovetail.core.types import Purpose, Source
+from dovetail.api.deployment import deploy, deployment_of
+from dovetail.api.distillation import distill
+from dovetail.core.types import Outcome, Purpose, Source
 from dovetail.episodes.log import EpisodeLog
 from support.policy_servers import TOKEN, serving
 from support.run_digests import run_digests
@@ -114,3 +116,28 @@ def test_chunks_of_corrections_run_with_real_time_chunking(runs):
     assert found
     assert all(np.isfinite(episode.column("observation/proposal")).all() for episode in found)
     assert found[0].column("observation/proposal").shape[1] == 4 * found[0].column("executed").shape[1]
+
+
+def test_distilled_run_learns_from_successes_without_proposals_and_records_its_lineage(runs):
+    made = distill(runs / "whole", runs / "base", name="distilled", num_updates=5, runs_dir=runs, evaluate=False)
+    found = episodes(runs / "distilled")
+    assert len(found) == made.num_episodes > 2
+    assert all(episode.purpose is Purpose.DEMO and episode.outcome is Outcome.SUCCESS for episode in found)
+    assert not any("observation/proposal" in segment.columns for one in found for segment in one.segments)
+    assert {one.id for one in found} <= {
+        one.id for one in episodes(runs / "whole") if one.purpose is not Purpose.EVAL
+    }
+    lineage = made.run.events("distill")[0]
+    assert (lineage["run"], lineage["into_version"]) == (str(runs / "whole"), 1)
+    assert lineage["episodes"] == [one.id for one in found]
+    kept = made.run.policy()._policy.weights()["normalizer"]
+    assert all(
+        np.array_equal(kept[key], value)
+        for key, value in dovetail.open(runs / "base").policy()._policy.weights()["normalizer"].items()
+    )  # networks trained with other statistics need those
+
+
+def test_gate_rejects_a_candidate_that_it_cannot_tell_from_the_deployed_one(runs):
+    decision = deploy(runs / "base", runs / "whole", num_episodes=2, runs_dir=runs)
+    assert not decision.deployed
+    assert deployment_of(runs / "base").deployed.weights == str(runs / "base")

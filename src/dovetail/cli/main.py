@@ -21,6 +21,7 @@ from dovetail.cli import (
     cluster,
     compare,
     console,
+    deploy,
     emulate,
     encoder,
     episodes,
@@ -46,6 +47,7 @@ app = typer.Typer(
 )
 run.register(app)
 compare.register(app)
+deploy.register(app)
 episodes.register(app)
 label.register(app)
 inspect.register(app)

@@ -1,0 +1,95 @@
+"""The deployed policy of a run: a candidate replaces it only if a comparison finds it not worse."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from dovetail.api.comparison import MAX_PAIRS, Comparison, OnPair, compare
+from dovetail.api.evaluation import evaluate
+from dovetail.api.names import RUNS_DIR, find_run
+from dovetail.api.opened_run import Run
+from dovetail.api.weights import find_weights
+from dovetail.core.errors import UsageError
+from dovetail.runs.deployment import Deployment
+from dovetail.runs.folder import RunFolder
+
+__all__ = ["Decision", "deploy", "deployment_of", "watch"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decision:
+    """Whether the candidate is deployed now, and the comparison that decided it."""
+
+    deployed: bool
+    comparison: Comparison
+
+
+def deployment_of(run: Run | str | Path, *, runs_dir: Path | str = RUNS_DIR) -> Deployment:
+    """What is deployed in a run: at first its own newest weights."""
+    path = run.path if isinstance(run, Run) else find_run(run, Path(runs_dir))
+    return Deployment.load(RunFolder.open(path))
+
+
+def deploy(
+    run: Run | str | Path,
+    candidate: str | Path,
+    *,
+    num_episodes: int = MAX_PAIRS,
+    margin: float | None = None,
+    seed: int | None = None,
+    runs_dir: Path | str = RUNS_DIR,
+    on_pair: OnPair = lambda comparison: None,
+    should_stop: Callable[[], bool] = lambda: False,
+) -> Decision:
+    """Compare a candidate with the deployed policy of a run, and deploy it if it is not worse: see `compare`.
+
+    The candidate is a run, RUN/weights/v00000009.json or a checkpoint. If it is worse, or the comparison cannot tell, it is
+    rejected. Each decision is an event of the run.
+    """
+    deployment = deployment_of(run, runs_dir=runs_dir)
+    deployment.propose(_pinned(candidate, Path(runs_dir)))
+    assert deployment.candidate is not None
+    comparison = compare(
+        deployment.deployed.weights,
+        deployment.candidate,
+        num_episodes=num_episodes,
+        margin=margin,
+        seed=seed,
+        runs_dir=runs_dir,
+        on_pair=on_pair,
+        should_stop=should_stop,
+    )
+    if comparison.stopped:
+        raise UsageError("the comparison was stopped, so nothing was deployed. The candidate stays: run it again")
+    success = comparison.b.success
+    return Decision(
+        deployed=deployment.decide(comparison.answer, rate=None if success is None else success.rate),
+        comparison=comparison,
+    )
+
+
+def watch(
+    run: Run | str | Path, *, num_episodes: int, seed: int, runs_dir: Path | str = RUNS_DIR
+) -> tuple[Deployment, int]:
+    """Run episodes of the deployed policy without help, and roll it back if it succeeds less often than in its comparison.
+
+    Returns the deployment and the number of episodes that counted for the policy before a roll-back."""
+    deployment = deployment_of(run, runs_dir=runs_dir)
+    played = evaluate(deployment.deployed.weights, num_episodes=num_episodes, seed=seed, runs_dir=runs_dir)
+    count = 0
+    for score in (score for arm in played.arms for score in arm.scores):
+        count += 1
+        test = deployment.observe(success=bool(score.success))
+        if test is not None and test.alarm:
+            break
+    return deployment, count
+
+
+def _pinned(candidate: str | Path, runs_dir: Path) -> str:
+    """The candidate by a name that does not change when its run learns on."""
+    source = find_weights(candidate, runs_dir=runs_dir)
+    if source.checkpoint is not None:
+        return str(source.checkpoint)
+    return str(source.folder.weights / f"v{source.snapshot().version:08d}.json")

@@ -1,0 +1,154 @@
+"""Distill a run: its successful episodes become demonstrations, and a policy is fine-tuned on them in a new run."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dovetail.api.contenders import check_same
+from dovetail.api.launch import train
+from dovetail.api.names import RUNS_DIR, check_name, find_run
+from dovetail.api.opened_run import Run
+from dovetail.api.weights import WeightSource
+from dovetail.config.load import Overrides, load, plain_overrides
+from dovetail.core.errors import RunFolderError, UsageError
+from dovetail.core.proposals import PROPOSAL, without_proposal
+from dovetail.core.types import Episode, Observation, Purpose
+from dovetail.episodes.log import EpisodeLog
+from dovetail.labels.store import LabelStore
+from dovetail.runs.folder import RunFolder
+from dovetail.weights.store import DiskWeightStore
+
+__all__ = ["LINEAGE", "Distilled", "distill"]
+
+LINEAGE = "lineage.json"
+DEFAULT_UPDATES = 3000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Distilled:
+    """The new run, and how many episodes it learned from."""
+
+    run: Run
+    num_episodes: int
+
+
+def distill(
+    run: Run | str | Path,
+    into: str | Path,
+    overrides: Overrides = (),
+    *,
+    name: str,
+    num_updates: int = DEFAULT_UPDATES,
+    runs_dir: Path | str = RUNS_DIR,
+    evaluate: bool = True,
+) -> Distilled:
+    """Fine-tune a policy on the successful episodes of a run, whoever acted in them: base, residual and people.
+
+    `into` is a run, whose policy starts from its newest weights, or a recipe or file, whose policy starts untrained. The
+    new run `name` has the same task, robot and safety limits. Evaluations are left out: they stay unseen. `lineage.json`
+    in the new run records where the episodes and the weights came from.
+    """
+    runs = Path(runs_dir)
+    source = RunFolder.open(find_run(run.path if isinstance(run, Run) else run, runs))
+    student = _student(into, runs)
+    settings = [
+        *(f"policy.components.{part}.checkpoint={student.weights}" for part in student.components),
+        "operator.type=none",
+        "algorithm.type=imitation",
+        "learner.bc_updates=0",
+        f"learner.warmup_updates={num_updates}",
+        "run.env_steps=0",
+        *(f"{key}={value}" for key, value in plain_overrides(overrides).items()),
+    ]
+    config = load([student.config_file], settings)
+    check_same([WeightSource(folder=source), WeightSource(folder=source)], [source.config, config])
+    episodes = _successful(source)
+    if not episodes:
+        raise UsageError(f"run {source.path} has no successful episode to distill. Let it learn first")
+    config = config.model_copy(update={"run": config.run.model_copy(update={"demos": len(episodes)})})
+    folder = RunFolder.create(runs / check_name(name), config)
+    log, labels, known = EpisodeLog(folder.episodes), LabelStore(folder.labels), LabelStore(source.labels)
+    for episode in episodes:
+        if (label := known.current(episode.id)) is not None:
+            labels.add(label)
+        log.commit(_as_demonstration(episode))
+    lineage = _lineage(source, student, episodes)
+    folder.write_json(LINEAGE, lineage)
+    folder.event("distill", **lineage)
+    return Distilled(run=train(resume=folder.path, runs_dir=runs, evaluate=evaluate), num_episodes=len(episodes))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Student:
+    """The policy to fine-tune: its config, and the weights and components that it starts from; none if it is untrained."""
+
+    config_file: str | Path
+    weights: Path | None = None
+    version: int | None = None
+    components: tuple[str, ...] = ()
+
+
+def _student(into: str | Path, runs: Path) -> _Student:
+    try:
+        folder = RunFolder.open(find_run(into, runs))
+    except RunFolderError:
+        return _Student(config_file=into)  # a recipe or file, or an error that names what exists
+    newest = DiskWeightStore(folder.weights).latest()
+    if newest is None:
+        raise UsageError(f"run {folder.path} has published no weights yet. Let it run first, or name a recipe")
+    return _Student(
+        config_file=folder.path / "config.yaml",
+        weights=folder.weights / f"v{newest.version:08d}.json",
+        version=newest.version,
+        components=tuple(newest.components),
+    )
+
+
+def _successful(source: RunFolder) -> list[Episode]:
+    """Its demonstrations and online episodes that succeeded, by the newest label or, without one, by their outcome."""
+    log, labels, found = EpisodeLog(source.episodes), LabelStore(source.labels), []
+    for one in log.ids():
+        manifest, label = log.manifest(one), labels.current(one)
+        succeeded = manifest.success if label is None else label.success and not label.discard
+        if manifest.purpose is not Purpose.EVAL and succeeded:
+            found.append(log.load(one))
+    return found
+
+
+def _as_demonstration(episode: Episode) -> Episode:
+    """The episode without a base policy's proposals, which are no observations of the robot."""
+    segments = tuple(
+        dataclasses.replace(
+            segment,
+            columns={
+                name: values for name, values in segment.columns.items() if name != f"observation/{PROPOSAL}"
+            },
+            last_observation=_measured(segment.last_observation),
+        )
+        for segment in episode.segments
+    )
+    robot = without_proposal(episode.robot)
+    return dataclasses.replace(episode, purpose=Purpose.DEMO, robot=robot, segments=segments)
+
+
+def _measured(observation: Observation | None) -> Observation | None:
+    if observation is None:
+        return None
+    values = {key: value for key, value in observation.values.items() if key != PROPOSAL}
+    return dataclasses.replace(observation, values=values)
+
+
+def _lineage(source: RunFolder, student: _Student, episodes: list[Episode]) -> dict[str, Any]:
+    return {
+        "run": str(source.path),
+        "config_hash": source.config_hash,
+        "version": max(DiskWeightStore(source.weights).versions(), default=None),
+        "into": str(student.weights or student.config_file),
+        "into_version": student.version,
+        "episodes": [episode.id for episode in episodes],
+        "num_human_steps": sum(episode.num_human_steps for episode in episodes),
+        "num_steps": sum(map(len, episodes)),
+    }
