@@ -22,6 +22,8 @@ COMMANDS = (
     ["collect"],
     ["eval"],
     ["compare"],
+    ["deploy"],
+    ["distill"],
     ["episodes"],
     ["episodes", "ls"],
     ["episodes", "show"],
