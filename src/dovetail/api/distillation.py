@@ -45,7 +45,7 @@ def distill(
     runs_dir: Path | str = RUNS_DIR,
     evaluate: bool = True,
 ) -> Distilled:
-    """Fine-tune a policy on the successful episodes of a run, whoever acted in them: base, residual and people.
+    """Fine-tune a policy on the successful episodes of a run: those of base, residual and people.
 
     `into` is a run, whose policy starts from its newest weights, or a recipe or file, whose policy starts untrained. The
     new run `name` has the same task, robot and safety limits. Evaluations are left out: they stay unseen. `lineage.json`

@@ -34,7 +34,7 @@ def distill(
 ) -> None:
     """Fine-tune a policy on the successful episodes of a run, in a new run.
 
-    Episodes count whoever acted in them: a base policy, its residual or a person. Evaluations are left out.
+    Episodes of a base policy, its residual and people count. Evaluations are left out.
     """
     if not into or not name:
         raise typer.BadParameter("give --into RUN2 (or a recipe) and --name NEW_RUN")
