@@ -20,8 +20,8 @@ def check_on_policy_algorithm(
 ) -> None:
     """Update on rollouts, resume from a checkpoint, and check that both give the same weights.
 
-    `make_algorithm` builds a new algorithm with its policy, equal each time. `make_rollout(seed, version)` returns the arrays
-    of a RolloutBuffer that weights of this version collected.
+    `make_algorithm` builds a new algorithm with its policy, equal each time. `make_rollout(seed, version)` returns the
+    arrays of a RolloutBuffer that weights of this version collected.
     """
     from dovetail.learn.batches import rollout_batch  # here, so that other suites do not load torch
     from dovetail.learn.rollouts import OnPolicyAlgorithm
