@@ -12,6 +12,7 @@ from dovetail.learn.algorithms.ppo import PPO, PPOConfig, RolloutRows, executed_
 from dovetail.learn.rollouts import OnPolicyAlgorithm
 from dovetail.policies.actor_critic import ActorCritic, ActorCriticConfig
 from dovetail.policies.flows.valued_flow import ValuedFlow, ValuedFlowConfig
+from dovetail.testing import check_on_policy_algorithm
 from support.small_algorithms import same_arrays
 
 N, T = 3, 8
@@ -282,6 +283,15 @@ def test_kl_to_the_start_keeps_the_policy_near_it(robot):
 
 
 # ---- updates
+
+
+def test_ppo_keeps_the_on_policy_contract(robot):
+    policy = make(robot)[1]
+
+    def make_rollout(seed, version):
+        return {name: values.numpy() for name, values in rollout(policy, seed=seed, version=version).items()}
+
+    check_on_policy_algorithm(lambda: make(robot)[0], make_rollout)
 
 
 def test_is_an_on_policy_algorithm(robot):

@@ -12,6 +12,7 @@ from dovetail.testing.actors import check_actor
 from dovetail.testing.algorithms import check_algorithm
 from dovetail.testing.cameras import check_camera
 from dovetail.testing.labelers import check_labeler
+from dovetail.testing.on_policy import check_on_policy_algorithm
 from dovetail.testing.operators import check_dead_man, check_operator
 from dovetail.testing.policies import check_policy
 from dovetail.testing.replays import check_replay
@@ -25,6 +26,7 @@ __all__ = [
     "check_camera",
     "check_dead_man",
     "check_labeler",
+    "check_on_policy_algorithm",
     "check_operator",
     "check_policy",
     "check_replay",

@@ -11,7 +11,7 @@ from dovetail.core.specs import RobotSpec
 from dovetail.core.types import Array, SampleRequest
 from dovetail.testing._rig import copied, expect, expect_finite_numbers, expect_same, random_array
 
-__all__ = ["check_algorithm", "random_batch"]
+__all__ = ["check_algorithm", "random_batch", "same_weights", "weights_of"]
 
 _Weights = Mapping[str, Mapping[str, Array]]
 
@@ -37,30 +37,32 @@ def check_algorithm(
     batches = [random_batch(wants, robot, np.random.default_rng((seed, n))) for n in range(2 * num_updates)]
     first, rest = batches[:num_updates], batches[num_updates:]
 
-    before = _weights(algorithm)
+    before = weights_of(algorithm)
     _update(algorithm, first)
     kept = algorithm.policy_weights()
-    middle = _weights(algorithm)
-    expect(not _same(before, middle), f"{num_updates} updates did not change the policy's weights")
+    middle = weights_of(algorithm)
+    expect(not same_weights(before, middle), f"{num_updates} updates did not change the policy's weights")
     state = algorithm.state_dict()
     saved = copied(state)
     _update(algorithm, rest)
-    after = _weights(algorithm)
-    expect(_same(kept, middle), "policy_weights() returned arrays that later updates write to: copy them")
+    after = weights_of(algorithm)
+    expect(same_weights(kept, middle), "policy_weights() returned arrays that later updates write to: copy them")
     expect_same(saved, state, "state_dict() returned arrays that later updates write to: copy them")
 
     resumed = make_algorithm()
     resumed.load_state_dict(saved)
-    expect(_same(_weights(resumed), middle), "load_state_dict() did not restore the policy's weights")
+    expect(same_weights(weights_of(resumed), middle), "load_state_dict() did not restore the policy's weights")
     _update(resumed, rest)
     expect(
-        _same(_weights(resumed), after),
+        same_weights(weights_of(resumed), after),
         "after load_state_dict(), the same batches gave other weights: the state must include optimizers, counters "
         "and random generators",
     )
     fresh = make_algorithm()
     _update(fresh, first)
-    expect(_same(_weights(fresh), middle), "two equal algorithms gave different weights on the same batches")
+    expect(
+        same_weights(weights_of(fresh), middle), "two equal algorithms gave different weights on the same batches"
+    )
 
 
 def random_batch(wants: SampleRequest, robot: RobotSpec, rng: np.random.Generator) -> dict[str, Array]:
@@ -96,7 +98,7 @@ def _update(algorithm: Algorithm, batches: list[dict[str, Array]]) -> None:
             buffer.fill(0)
 
 
-def _weights(algorithm: Algorithm) -> _Weights:
+def weights_of(algorithm: Algorithm) -> _Weights:
     weights = algorithm.policy_weights()
     expect(weights, "policy_weights() is empty")
     for name, component in weights.items():
@@ -107,7 +109,7 @@ def _weights(algorithm: Algorithm) -> _Weights:
     return {name: copied(component) for name, component in weights.items()}
 
 
-def _same(ours: _Weights, theirs: _Weights) -> bool:
+def same_weights(ours: _Weights, theirs: _Weights) -> bool:
     return set(ours) == set(theirs) and all(
         set(component) == set(theirs[name])
         and all(np.array_equal(value, theirs[name][key]) for key, value in component.items())

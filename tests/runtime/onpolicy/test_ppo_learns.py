@@ -21,3 +21,15 @@ def test_ppo_recipe_improves_the_initial_policy(tmp_path, seed):
     assert report.success_after.low > before.high
     assert report.env_steps > 0
     assert report.episodes > 0
+
+
+@pytest.mark.slow
+@pytest.mark.xfail(reason="seed 1: 16 % to 24 %; seed 2: 86 % to 82 %", strict=False)
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_ppo_with_flow_sde_lifts_a_cloned_flow_by_20_points(tmp_path, seed):
+    folder = RunFolder.create(tmp_path / "run", load(["push-cube-ppo-flow"], [f"run.seed={seed}"]))
+    InlineRun(folder).run()
+    report = write_report(folder)
+    assert report.success_before is not None
+    assert report.success_after is not None
+    assert report.success_after.rate >= report.success_before.rate + 0.2
