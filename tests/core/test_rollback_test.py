@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from dovetail.core.figures import Rate
 from dovetail.core.rollback_test import rollback_test
+from dovetail.core.stats import Rate
 
 
 def test_evidence_of_two_failures_is_the_mean_of_the_likelihood_ratios():
@@ -41,7 +41,8 @@ def test_rate_of_a_short_comparison_raises_false_alarms_but_its_lower_limit_does
     rng = np.random.default_rng(0)
     estimated, limited = 0, 0
     for _ in range(200):
-        rate, outcomes = Rate.of(int((rng.random(21) < 0.9).sum()), 21), rng.random(200) < 0.9
+        rate = Rate(successes=int((rng.random(21) < 0.9).sum()), episodes=21)
+        outcomes = rng.random(200) < 0.9
         estimated += rollback_test(outcomes, expected_rate=rate.rate).alarm
         limited += rollback_test(outcomes, expected_rate=rate.low).alarm
     assert estimated >= 20
