@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from dovetail.core.rollback_test import rollback_test
+from dovetail.core.stats import Rate
 
 
 def test_evidence_of_two_failures_is_the_mean_of_the_likelihood_ratios():
@@ -33,3 +34,16 @@ def test_a_policy_that_became_20_points_worse_is_found():
     runs = rng.random((200, 150)) < 0.7
     alarms = sum(rollback_test(outcomes, expected_rate=0.9, false_alarm_rate=0.01).alarm for outcomes in runs)
     assert alarms >= 180
+
+
+def test_rate_of_a_short_comparison_raises_false_alarms_but_its_lower_limit_does_not():
+    """The gate measures the rate in about 20 episodes. As it is, the alarms would be 20 times as frequent as stated."""
+    rng = np.random.default_rng(0)
+    estimated, limited = 0, 0
+    for _ in range(200):
+        rate = Rate(successes=int((rng.random(21) < 0.9).sum()), episodes=21)
+        outcomes = rng.random(200) < 0.9
+        estimated += rollback_test(outcomes, expected_rate=rate.rate).alarm
+        limited += rollback_test(outcomes, expected_rate=rate.low).alarm
+    assert estimated >= 20
+    assert limited <= 2

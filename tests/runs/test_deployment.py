@@ -55,7 +55,7 @@ def test_failures_without_help_roll_it_back(folder):
     assert changes(folder)[-1] == "rolled back"
     assert (
         list(folder.events("deployment"))[-1]["reason"]
-        == "0 of 5 episodes without help succeeded, 80% were expected"
+        == "0 of 5 episodes without help succeeded, at least 80% were expected"
     )
 
 

@@ -17,6 +17,8 @@ from dovetail.runs.folder import RunFolder
 
 __all__ = ["Decision", "deploy", "deployment_of", "watch"]
 
+_FIRST_SEED = 5000  # of watched episodes: other resets than those of learning and comparing
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
@@ -65,19 +67,23 @@ def deploy(
         raise UsageError("the comparison was stopped, so nothing was deployed. The candidate stays: run it again")
     success = comparison.b.success
     return Decision(
-        deployed=deployment.decide(comparison.answer, rate=None if success is None else success.rate),
+        # the lower limit: the rate of a few episodes is often too high by luck, and that would raise false alarms
+        deployed=deployment.decide(comparison.answer, rate=None if success is None else success.low),
         comparison=comparison,
     )
 
 
 def watch(
-    run: Run | str | Path, *, num_episodes: int, seed: int, runs_dir: Path | str = RUNS_DIR
+    run: Run | str | Path, *, num_episodes: int, seed: int | None = None, runs_dir: Path | str = RUNS_DIR
 ) -> tuple[Deployment, int]:
     """Run episodes of the deployed policy without help, and roll it back if it succeeds less often than in its comparison.
 
     Returns the deployment and the number of episodes that counted for the policy before a roll-back."""
     deployment = deployment_of(run, runs_dir=runs_dir)
-    played = evaluate(deployment.deployed.weights, num_episodes=num_episodes, seed=seed, runs_dir=runs_dir)
+    used = (
+        _FIRST_SEED + len(deployment.outcomes) if seed is None else seed
+    )  # episodes that were counted do not count again
+    played = evaluate(deployment.deployed.weights, num_episodes=num_episodes, seed=used, runs_dir=runs_dir)
     count = 0
     for score in (score for arm in played.arms for score in arm.scores):
         count += 1

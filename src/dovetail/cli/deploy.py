@@ -96,7 +96,7 @@ def deploy(
         state.approve()
     elif watch is not None:
         before = state.deployed.weights
-        state, count = api.watch(run, num_episodes=watch, seed=seed or 0, runs_dir=runs_dir)
+        state, count = api.watch(run, num_episodes=watch, seed=seed, runs_dir=runs_dir)
         if state.deployed.weights != before:
             console.print(f"rolled back after {count} episodes without help")
             console.print(f"deployed: {state.deployed.weights}")

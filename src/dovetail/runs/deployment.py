@@ -27,7 +27,7 @@ _FALSE_ALARM_RATE = 0.01
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Deployed:
-    """A policy by the weights it names, and the success rate that it had in its comparison, if there was one."""
+    """A policy by the weights it names, and the lower limit of its success rate in its comparison, if there was one."""
 
     weights: str
     expected_rate: float | None = None
@@ -70,7 +70,8 @@ class Deployment:
         self._save("candidate", weights=weights)
 
     def decide(self, answer: Answer, *, rate: float | None) -> bool:
-        """Deploy the candidate if the comparison's answer is that it is not worse. `rate` is its success rate there."""
+        """Deploy the candidate if the comparison's answer is that it is not worse. `rate` is the lower
+        limit of its success rate there."""
         if self.candidate is None:
             raise UsageError("there is no candidate. Name one")
         if answer is Answer.NOT_WORSE:
@@ -111,7 +112,7 @@ class Deployment:
         if test.alarm:
             self.roll_back(
                 f"{test.num_successes} of {test.num_episodes} episodes without help succeeded, "
-                f"{test.expected_rate:.0%} were expected"
+                f"at least {test.expected_rate:.0%} were expected"
             )
         else:
             self._write()
