@@ -11,11 +11,11 @@ from dovetail.core.specs import ArraySpec, RobotSpec
 from dovetail.learn.algorithms.sac import SAC
 from dovetail.learn.algorithms.settings import SACConfig
 from dovetail.learn.batches import batch_arrays
+from dovetail.policies.checkpoints.axes import match_cameras
 from dovetail.policies.flows.flow import Flow, FlowConfig
 from dovetail.policies.gaussian_mlp import GaussianMLP, GaussianMLPConfig
 from dovetail.policies.images.encoders import depth_channels
 from dovetail.policies.settings import EncoderConfig
-from dovetail.policies.vla.axes import match_cameras
 from dovetail.testing import check_policy
 
 ROBOT = RobotSpec(

@@ -7,8 +7,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from dovetail.policies.checkpoints.normalization import Normalization
 from dovetail.policies.vla.images import prepare_images, prepare_images_in_corner
-from dovetail.policies.vla.normalization import Normalization
 from support.hashed_numbers import hashed_frames
 from support.smolvla_folders import RECORDED
 

@@ -9,9 +9,9 @@ import torch
 from safetensors.torch import save_file
 
 from dovetail.bench._vla_stock import stock_config
+from dovetail.policies.checkpoints.weight_files import WeightFiles
 from dovetail.policies.vla.checkpoints.load import load_network
 from dovetail.policies.vla.checkpoints.transformers_folder import sizes_of, transformers_layout
-from dovetail.policies.vla.checkpoints.weight_files import WeightFiles
 from dovetail.policies.vla.families.pi0 import PI0
 from dovetail.policies.vla.sampler import Commitment, Inputs, Parts, Sampler
 from support.tiny_pi0 import SIZES, reference_model, to_bfloat16

@@ -10,10 +10,10 @@ from PIL import Image
 from dovetail.core.errors import CheckpointError, SpecMismatch, UsageError
 from dovetail.core.images import resize_with_pad
 from dovetail.core.specs import ArraySpec, RobotSpec
-from dovetail.policies.vla.axes import ActionAxes, StateAxes, match_cameras
+from dovetail.policies.checkpoints.axes import ActionAxes, StateAxes, match_cameras
+from dovetail.policies.checkpoints.normalization import Normalization
 from dovetail.policies.vla.families.pi0 import PI0
 from dovetail.policies.vla.images import prepare_images
-from dovetail.policies.vla.normalization import Normalization
 from dovetail.policies.vla.prompts import PromptTokenizer
 from support.pi0_folders import write_tokenizer
 

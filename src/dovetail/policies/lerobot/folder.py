@@ -17,10 +17,10 @@ import numpy as np
 
 from dovetail.core.errors import CheckpointError, UsageError
 from dovetail.core.types import Array
+from dovetail.policies.checkpoints.weight_files import WeightFiles, read_json
 from dovetail.policies.components import NORMALIZER
 from dovetail.policies.lerobot.options import POLICIES, network_settings
 from dovetail.policies.lerobot.statistics import read_statistics
-from dovetail.policies.vla.checkpoints.weight_files import WeightFiles, read_json
 
 __all__ = ["Folder", "feature_key", "is_lerobot_folder", "open_folder"]
 

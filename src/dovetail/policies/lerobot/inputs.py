@@ -10,9 +10,9 @@ import numpy as np
 from dovetail.core.errors import SpecMismatch, did_you_mean
 from dovetail.core.specs import PolicySpec, RobotSpec
 from dovetail.core.types import Array
+from dovetail.policies.checkpoints.axes import ActionAxes, StateAxes, match_cameras
 from dovetail.policies.lerobot.folder import Folder, feature_key, same_aspect
 from dovetail.policies.lerobot.settings import LeRobotPolicyConfig
-from dovetail.policies.vla.axes import ActionAxes, StateAxes, match_cameras
 
 __all__ = ["ACTION", "CameraInput", "PolicyInputs", "VectorInput"]
 

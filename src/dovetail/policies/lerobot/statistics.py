@@ -10,8 +10,8 @@ import numpy as np
 
 from dovetail.core.errors import CheckpointError, UsageError
 from dovetail.core.types import Array
-from dovetail.policies.vla.checkpoints.weight_files import WeightFiles, read_json, tensors_of
-from dovetail.policies.vla.normalization import MODES, Normalization
+from dovetail.policies.checkpoints.normalization import MODES, Normalization
+from dovetail.policies.checkpoints.weight_files import WeightFiles, read_json, tensors_of
 
 __all__ = ["read_statistics"]
 

@@ -17,13 +17,13 @@ from dovetail.config.model import Config
 from dovetail.core.errors import PolicyError, SpecMismatch, UsageError
 from dovetail.core.specs import PolicySpec, RobotSpec
 from dovetail.core.types import ActContext, ActionChunk, Array, WeightSnapshot
+from dovetail.policies.checkpoints.axes import ActionAxes
 from dovetail.policies.inputs import check_inputs, zero_inputs
 from dovetail.policies.openpi.keys import Keys, key_map
 from dovetail.policies.openpi.session import Session
 from dovetail.policies.remote.handshake import read_api_key
 from dovetail.policies.remote.policy import ADVICE, check_address
 from dovetail.policies.remote.wire import WireError
-from dovetail.policies.vla.axes import ActionAxes
 
 __all__ = ["OpenpiConfig", "OpenpiPolicy"]
 

@@ -17,17 +17,17 @@ from dovetail.core.errors import SpecMismatch, UsageError
 from dovetail.core.prompts import decode_prompt
 from dovetail.core.specs import PolicySpec, RobotSpec
 from dovetail.core.types import ActContext, ActionChunk, Array
+from dovetail.policies.checkpoints.axes import ActionAxes, StateAxes, match_cameras
+from dovetail.policies.checkpoints.normalization import Normalization
 from dovetail.policies.device import find_device
 from dovetail.policies.flows.guidance import prefix_weights
 from dovetail.policies.inputs import check_inputs, zero_inputs
 from dovetail.policies.random_draws import normal, seeded_generator
-from dovetail.policies.vla.axes import ActionAxes, StateAxes, match_cameras
 from dovetail.policies.vla.checkpoints.checkpoint import Checkpoint
 from dovetail.policies.vla.checkpoints.folder import open_checkpoint
 from dovetail.policies.vla.family import Family, FlowNetwork
 from dovetail.policies.vla.fitted_statistics import without_statistics
 from dovetail.policies.vla.new_model import cached_new_model
-from dovetail.policies.vla.normalization import Normalization
 from dovetail.policies.vla.prompts import PromptTokenizer
 from dovetail.policies.vla.sampler import Commitment, Inputs, Sampler, compiled_parts
 from dovetail.policies.vla.settings import VlaConfig

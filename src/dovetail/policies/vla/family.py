@@ -9,6 +9,7 @@ x = x - network.velocity(x, times[step : step + 1], prefix) / num_steps  # from 
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -108,6 +109,15 @@ class FlowNetwork(ABC, nn.Module):
     @abstractmethod
     def embed_times(self, times: Tensor) -> Tensor:
         """All that depends on the times [N] only, [N, ...]."""
+
+    def embed_sine_cosine(self, times: Tensor) -> Tensor:
+        """Times [N] as sines and cosines [N, W] of several periods, W the expert's width. Fast ones turn 250 times."""
+        sizes = self.sizes
+        dtype = torch.float64 if sizes.has_float64_times else torch.float32
+        fraction = torch.linspace(0.0, 1.0, sizes.expert.width // 2, dtype=dtype, device=times.device)
+        period = sizes.min_period * (sizes.max_period / sizes.min_period) ** fraction
+        angles = times.to(dtype)[:, None] * (2.0 * math.pi / period)
+        return torch.cat((angles.sin(), angles.cos()), dim=1).to(self.dtype)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,8 +10,8 @@ import numpy as np
 from dovetail.core.errors import SpecMismatch, StoreError, UsageError
 from dovetail.core.specs import RobotSpec
 from dovetail.core.types import Array
+from dovetail.policies.checkpoints.normalization import MODES, Normalization
 from dovetail.policies.vla.checkpoints.checkpoint import Checkpoint
-from dovetail.policies.vla.normalization import MODES, Normalization
 from dovetail.policies.vla.settings import VlaConfig
 
 __all__ = ["compute_statistics", "from_arrays", "to_arrays", "without_statistics"]

@@ -145,15 +145,6 @@ class PaliGemmaNetwork(FlowNetwork):
         found.append(last.keys_values(x, where))
         return found, x
 
-    def embed_sine_cosine(self, times: Tensor) -> Tensor:
-        """Times [N] as sines and cosines [N, W] of several periods."""
-        width, sizes = self.sizes.expert.width, self.sizes
-        dtype = torch.float64 if sizes.has_float64_times else torch.float32
-        fraction = torch.linspace(0.0, 1.0, width // 2, dtype=dtype, device=times.device)
-        period = sizes.min_period * (sizes.max_period / sizes.min_period) ** fraction
-        angles = times.to(dtype)[:, None] * (2.0 * math.pi / period)
-        return torch.cat((angles.sin(), angles.cos()), dim=1).to(self.dtype)
-
 
 def _bias(mask: Tensor) -> Tensor:
     """[B, 1, 1, P]: 0, or minus infinity for padding."""

@@ -10,7 +10,7 @@ import numpy as np
 
 from dovetail.core.errors import CheckpointError, UsageError, one_line
 from dovetail.core.types import Array
-from dovetail.policies.vla.checkpoints.weight_files import read_json
+from dovetail.policies.checkpoints.weight_files import read_json
 
 __all__ = ["PromptTokenizer", "clean_task"]
 

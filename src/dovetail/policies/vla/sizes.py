@@ -81,6 +81,8 @@ class Pi05Sizes(Pi0Sizes):
 class SmolVLASizes:
     """SmolVLA on SmolVLM2-500M: its vision, the first 16 of its 32 text layers, and an expert of 0.75 times the width."""
 
+    has_float64_times: ClassVar[bool] = True
+
     vision: VisionSizes = field(
         default_factory=lambda: VisionSizes(
             width=768, num_layers=12, num_heads=12, mlp_width=3072, image_size=512, patch_size=16, join=4

@@ -111,12 +111,8 @@ class SmolVLANetwork(FlowNetwork):
 
     def embed_times(self, times: Tensor) -> Tensor:
         """The share of time in the first action layer: times [N] to [N, W]."""
-        width, sizes = self.sizes.expert.width, self.sizes
-        fraction = torch.linspace(0.0, 1.0, width // 2, dtype=torch.float64, device=times.device)
-        period = sizes.min_period * (sizes.max_period / sizes.min_period) ** fraction
-        angles = times.float()[:, None] * (2.0 * math.pi / period)  # float64, as LeRobot: fast ones turn 250 times
-        embedded = torch.cat((angles.sin(), angles.cos()), dim=1).to(self.dtype)
-        return functional.linear(embedded, self.action_time_in.weight[:, width:], self.action_time_in.bias)
+        layer, width = self.action_time_in, self.sizes.expert.width
+        return functional.linear(self.embed_sine_cosine(times), layer.weight[:, width:], layer.bias)
 
     # ---- parts
 

@@ -228,7 +228,7 @@ def _read_component(path: Path, name: str) -> Mapping[str, Array]:
 
 def _published_model(folder: Path) -> Mapping[str, Array]:
     """All tensors of a folder: one safetensors file, or shards with an index."""
-    from dovetail.policies.vla.checkpoints.weight_files import WeightFiles  # torch comes with it
+    from dovetail.policies.checkpoints.weight_files import WeightFiles  # torch comes with it
 
     arrays: dict[str, Array] = {}
     for path in WeightFiles(folder).paths:

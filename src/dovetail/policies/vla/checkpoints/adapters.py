@@ -19,7 +19,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from dovetail.core.errors import CheckpointError, UsageError
-from dovetail.policies.vla.checkpoints.weight_files import check_file, read_json
+from dovetail.policies.checkpoints.weight_files import check_file, read_json
 from dovetail.policies.vla.lora import Lora, Place, Update
 
 __all__ = ["CONFIG", "Adapter", "read_adapter", "write_adapter"]

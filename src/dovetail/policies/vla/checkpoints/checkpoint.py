@@ -8,12 +8,12 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from dovetail.policies.checkpoints.normalization import Normalization
+from dovetail.policies.checkpoints.weight_files import WeightFiles
 from dovetail.policies.vla.checkpoints.adapters import Adapter
 from dovetail.policies.vla.checkpoints.load import load_network
-from dovetail.policies.vla.checkpoints.weight_files import WeightFiles
 from dovetail.policies.vla.family import Family, FlowNetwork, Format, Layout, Sizes
 from dovetail.policies.vla.lora import Place
-from dovetail.policies.vla.normalization import Normalization
 
 __all__ = ["Checkpoint"]
 

@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from dovetail.core.errors import CheckpointError, UsageError
+from dovetail.policies.checkpoints.weight_files import WeightFiles, read_json
 from dovetail.policies.vla.checkpoints import lerobot_folder, openpi_folder, transformers_folder
 from dovetail.policies.vla.checkpoints.adapters import CONFIG, read_adapter
 from dovetail.policies.vla.checkpoints.checkpoint import Checkpoint
 from dovetail.policies.vla.checkpoints.statistics import read_statistics
-from dovetail.policies.vla.checkpoints.weight_files import WeightFiles, read_json
 from dovetail.policies.vla.families import FAMILIES
 from dovetail.policies.vla.family import Family, Format
 

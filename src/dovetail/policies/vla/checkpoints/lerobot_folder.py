@@ -11,11 +11,11 @@ import numpy as np
 
 from dovetail.core.errors import CheckpointError, UsageError
 from dovetail.core.types import Array
-from dovetail.policies.vla.axes import camera_name
+from dovetail.policies.checkpoints.axes import camera_name
+from dovetail.policies.checkpoints.normalization import Normalization
+from dovetail.policies.checkpoints.weight_files import WeightFiles, read_json, tensors_of
 from dovetail.policies.vla.checkpoints.checkpoint import Checkpoint
-from dovetail.policies.vla.checkpoints.weight_files import WeightFiles, read_json, tensors_of
 from dovetail.policies.vla.family import Family
-from dovetail.policies.vla.normalization import Normalization
 
 __all__ = ["ACTION", "IMAGES", "POSTPROCESSOR", "PREPROCESSOR", "STATE", "open_folder"]
 

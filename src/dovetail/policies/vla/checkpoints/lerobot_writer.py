@@ -19,10 +19,10 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from dovetail.core.errors import UsageError
+from dovetail.policies.checkpoints.normalization import Normalization
 from dovetail.policies.vla.checkpoints.checkpoint import Checkpoint
 from dovetail.policies.vla.checkpoints.lerobot_folder import ACTION, IMAGES, POSTPROCESSOR, PREPROCESSOR, STATE
 from dovetail.policies.vla.family import Export
-from dovetail.policies.vla.normalization import Normalization
 
 __all__ = ["write_lerobot"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from dovetail.core.errors import CheckpointError
-from dovetail.policies.vla.checkpoints.weight_files import WeightFiles
+from dovetail.policies.checkpoints.weight_files import WeightFiles
 from dovetail.policies.vla.family import Family, FlowNetwork, Layout
 
 __all__ = ["load_network"]

@@ -9,9 +9,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from dovetail.policies.checkpoints.weight_files import WeightFiles, read_json
 from dovetail.policies.vla.checkpoints.checkpoint import Checkpoint
 from dovetail.policies.vla.checkpoints.statistics import openpi_statistics
-from dovetail.policies.vla.checkpoints.weight_files import WeightFiles, read_json
 from dovetail.policies.vla.family import Family
 
 __all__ = ["open_folder"]

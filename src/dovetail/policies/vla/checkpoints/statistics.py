@@ -10,9 +10,9 @@ import numpy as np
 
 from dovetail.core.errors import CheckpointError, UsageError
 from dovetail.core.types import Array
+from dovetail.policies.checkpoints.normalization import Normalization
+from dovetail.policies.checkpoints.weight_files import read_json
 from dovetail.policies.vla.checkpoints.checkpoint import Checkpoint
-from dovetail.policies.vla.checkpoints.weight_files import read_json
-from dovetail.policies.vla.normalization import Normalization
 
 __all__ = ["openpi_statistics", "read_statistics"]
 

@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from dovetail.policies.checkpoints.weight_files import WeightFiles
 from dovetail.policies.vla.checkpoints.checkpoint import Checkpoint
 from dovetail.policies.vla.checkpoints.keys import KeyLayout, parameter_sources
 from dovetail.policies.vla.checkpoints.paligemma_keys import shared_keys
-from dovetail.policies.vla.checkpoints.weight_files import WeightFiles
 from dovetail.policies.vla.family import Family, Layout
 from dovetail.policies.vla.sizes import GemmaSizes, Pi0Sizes, VisionSizes
 
