@@ -6,17 +6,16 @@ import math
 import socket
 import threading
 import time
-from collections.abc import Callable, Mapping
-from typing import Protocol
+from collections.abc import Callable
+from concurrent.futures import wait
 
 from dovetail.core.errors import DovetailError, UsageError
-from dovetail.core.specs import PolicySpec
-from dovetail.core.types import ActContext, ActionChunk, Array
 from dovetail.core.unproven_connections import UnprovenConnections
 from dovetail.policies.remote.connection import Connection
 from dovetail.policies.remote.handshake import check_token, server_handshake
 from dovetail.policies.remote.requests import chunk_message, max_request_bytes, read_act
 from dovetail.policies.remote.wire import Message, WireError
+from dovetail.serve.batching import DEFAULT_ROWS, Batcher, Computed, ServedPolicy
 from dovetail.serve.listener import (
     HANDSHAKE_S,
     MAX_CLIENTS,
@@ -26,34 +25,31 @@ from dovetail.serve.listener import (
     open_listener,
 )
 
-__all__ = ["PolicyServer", "ServedPolicy"]
+__all__ = ["PolicyServer"]
 
 _POLL_S = 0.1
 _CROWD_LOG_S = 10.0
-
-
-class ServedPolicy(Protocol):
-    """A policy that several threads may call at once."""
-
-    @property
-    def spec(self) -> PolicySpec: ...
-
-    def act(self, observations: Mapping[str, Array], context: ActContext) -> ActionChunk: ...
-
-    def reset(self) -> None: ...
+_LEFT_S = 0.2  # how often a waiting request is checked for a client that has left
 
 
 class PolicyServer:
-    """Call `listen`, then `run`. Each client has a thread, so that a silent client does not block the others.
+    """Call `listen`, then `run`. Each client has a thread, so that a silent client does not block the others. Another thread
+    computes (`Batcher`).
 
     Clients without the token are refused. A server cannot be created without a token. Connections before the end of
     their handshake have their own limit: above it the oldest one is closed, so that strangers never keep a robot out.
     """
 
     def __init__(
-        self, policy: ServedPolicy, *, token: bytes, log: Callable[[str], None] = lambda line: None
+        self,
+        policy: ServedPolicy,
+        *,
+        token: bytes,
+        max_rows: int = DEFAULT_ROWS,
+        log: Callable[[str], None] = lambda line: None,
     ) -> None:
         self._policy, self._log = policy, log
+        self._batcher = Batcher(policy, max_rows=max_rows)
         self._token = check_token(token, where="the server's token")
         self._listener: socket.socket | None = None
         self._lock = threading.Lock()
@@ -70,6 +66,8 @@ class PolicyServer:
 
     def run(self, should_stop: Callable[[], bool]) -> None:
         assert self._listener is not None, "call listen() first"
+        self._batcher.warmup()
+        self._batcher.start()
         try:
             while not should_stop():
                 try:
@@ -86,6 +84,7 @@ class PolicyServer:
 
     def close(self) -> None:
         """Close all connections, without waiting for inference that is still running."""
+        self._batcher.close()
         if self._listener is not None:
             self._listener.close()
         with self._lock:
@@ -151,16 +150,17 @@ class PolicyServer:
     def _answer_requests(self, connection: Connection, *, max_body: int) -> None:
         while connection.wait_for_data():
             request = connection.receive(deadline_s=time.monotonic() + TRANSFER_S, max_body=max_body)
-            connection.send(self._respond(request), deadline_s=time.monotonic() + TRANSFER_S)
+            connection.send(self._respond(connection, request), deadline_s=time.monotonic() + TRANSFER_S)
 
     def _forget(self, connection: Connection) -> None:
         self._unproven.remove(connection)
+        self._batcher.forget(connection)
         connection.close()
         with self._lock:
             self._clients.discard(connection)
             del self._connections[connection]
 
-    def _respond(self, request: Message) -> Message:
+    def _respond(self, connection: Connection, request: Message) -> Message:
         started_s = time.monotonic()
         try:
             if request.kind == "reset":
@@ -168,9 +168,19 @@ class PolicyServer:
                 return Message(kind="done")
             if request.kind != "act":
                 raise UsageError(f"unknown request {request.kind[:20]!r}")
-            chunk = self._policy.act(*read_act(request, self._policy.spec))
+            chunk = self._compute(connection, request).chunk
             return chunk_message(request.fields.get("number"), chunk, server_s=time.monotonic() - started_s)
         except Exception as error:  # a bad request must not end the server
             if not isinstance(error, DovetailError):
                 self._log(f"a request failed: {type(error).__name__}: {error}")
             return Message(kind="error", fields={"message": f"the request failed: {error}"})
+
+    def _compute(self, connection: Connection, request: Message) -> Computed:
+        """Wait for the policy. The request is dropped if its client leaves."""
+        result = self._batcher.submit(connection, *read_act(request, self._policy.spec))
+        while not wait([result], _LEFT_S).done:
+            if not connection.is_idle():
+                result.cancel()
+        if result.cancelled():
+            raise UsageError("the server is closing")
+        return result.result()
