@@ -13,8 +13,9 @@ from dovetail.core.errors import DovetailError, UsageError
 from dovetail.core.unproven_connections import UnprovenConnections
 from dovetail.policies.remote.connection import Connection
 from dovetail.policies.remote.handshake import check_token, server_handshake
-from dovetail.policies.remote.requests import chunk_message, max_request_bytes, read_act
-from dovetail.policies.remote.wire import Message, WireError
+from dovetail.policies.remote.requests import chunk_message, max_request_bytes, read_act, read_min_version
+from dovetail.policies.remote.weights import IncomingWeights
+from dovetail.policies.remote.wire import MAX_BODY, Message, WireError
 from dovetail.serve.batching import DEFAULT_ROWS, Batcher, Computed, ServedPolicy
 from dovetail.serve.listener import (
     HANDSHAKE_S,
@@ -24,6 +25,7 @@ from dovetail.serve.listener import (
     TRANSFER_S,
     open_listener,
 )
+from dovetail.serve.weights import ServedWeights
 
 __all__ = ["PolicyServer"]
 
@@ -45,10 +47,11 @@ class PolicyServer:
         policy: ServedPolicy,
         *,
         token: bytes,
+        weights: ServedWeights | None = None,
         max_rows: int = DEFAULT_ROWS,
         log: Callable[[str], None] = lambda line: None,
     ) -> None:
-        self._policy, self._log = policy, log
+        self._policy, self._weights, self._log = policy, weights, log
         self._batcher = Batcher(policy, max_rows=max_rows)
         self._token = check_token(token, where="the server's token")
         self._listener: socket.socket | None = None
@@ -121,7 +124,7 @@ class PolicyServer:
                 connection, self._token, spec, deadline_s=deadline_s, admit=lambda: self._admit(connection)
             )
             self._log(f"{name} connected")
-            self._answer_requests(connection, max_body=max_request_bytes(spec))
+            self._answer_requests(connection)
             self._log(f"{name} disconnected")
         except WireError as error:
             if connection in self._clients or self._unproven.remove(connection):
@@ -147,10 +150,14 @@ class PolicyServer:
             self._crowd_logged_s = now_s
             self._log("many connections without the token: the oldest ones are closed. Robots are still served")
 
-    def _answer_requests(self, connection: Connection, *, max_body: int) -> None:
+    def _answer_requests(self, connection: Connection) -> None:
+        incoming = self._weights.incoming() if self._weights is not None else None
+        receives = self._weights is not None and self._weights.max_bytes > 0
+        max_body = MAX_BODY if receives else max_request_bytes(self._policy.spec)
         while connection.wait_for_data():
             request = connection.receive(deadline_s=time.monotonic() + TRANSFER_S, max_body=max_body)
-            connection.send(self._respond(connection, request), deadline_s=time.monotonic() + TRANSFER_S)
+            response = self._respond(connection, request, incoming)
+            connection.send(response, deadline_s=time.monotonic() + TRANSFER_S)
 
     def _forget(self, connection: Connection) -> None:
         self._unproven.remove(connection)
@@ -160,15 +167,22 @@ class PolicyServer:
             self._clients.discard(connection)
             del self._connections[connection]
 
-    def _respond(self, connection: Connection, request: Message) -> Message:
+    def _respond(self, connection: Connection, request: Message, incoming: IncomingWeights | None) -> Message:
         started_s = time.monotonic()
         try:
             if request.kind == "reset":
                 self._policy.reset()
                 return Message(kind="done")
+            if request.kind in ("use", "weights"):
+                if self._weights is None or incoming is None:
+                    raise UsageError("the weights of this server do not change. Start it with --receive")
+                return self._weights.respond(request, incoming)
             if request.kind != "act":
                 raise UsageError(f"unknown request {request.kind[:20]!r}")
+            min_version = read_min_version(request)
             chunk = self._compute(connection, request).chunk
+            if chunk.policy_version < min_version:
+                return Message(kind="outdated", fields={"policy_version": int(chunk.policy_version)})
             return chunk_message(request.fields.get("number"), chunk, server_s=time.monotonic() - started_s)
         except Exception as error:  # a bad request must not end the server
             if not isinstance(error, DovetailError):

@@ -16,7 +16,7 @@ import numpy as np
 from pydantic import Field, field_validator
 
 from dovetail.config.model import Config
-from dovetail.core.errors import PolicyError, SpecMismatch, UsageError
+from dovetail.core.errors import PolicyUnreachable, SpecMismatch, UsageError
 from dovetail.core.specs import PolicySpec, RobotSpec
 from dovetail.core.types import ActContext, ActionChunk, Array, WeightSnapshot
 from dovetail.policies.inputs import check_inputs, zero_inputs
@@ -24,7 +24,7 @@ from dovetail.policies.openpi.context import context_to_wire
 from dovetail.policies.openpi.keys import Keys, key_map
 from dovetail.policies.openpi.session import Session
 from dovetail.policies.remote.handshake import read_api_key
-from dovetail.policies.remote.policy import ADVICE, check_address
+from dovetail.policies.remote.policy import ADVICE, check_address, failure
 from dovetail.policies.remote.wire import WireError
 from dovetail.policies.vla.axes import ActionAxes
 
@@ -210,9 +210,8 @@ class OpenpiPolicy:
         except (WireError, TimeoutError) as error:
             self._disconnect()
             text = str(error) or "no answer in time"
-            raise PolicyError(
-                f"openpi server {self._config.address}: {text}{ADVICE.get(type(error), '')}"
-            ) from error
+            kind = failure(error) if isinstance(error, WireError) else PolicyUnreachable
+            raise kind(f"openpi server {self._config.address}: {text}{ADVICE.get(type(error), '')}") from error
         except BaseException:
             self._disconnect()
             raise

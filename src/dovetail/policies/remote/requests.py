@@ -1,7 +1,9 @@
 """Requests to a policy server and its responses, as messages of `wire`.
 
-robot:  act      observations, context                   server: chunk, or error
+robot:  act      observations, context, minimum version  server: chunk, outdated, or error
 robot:  reset                                            server: done
+robot:  use      version and hashes of weights           server: using, send, or error
+robot:  weights  arrays of a component, after `send`     server: done, or error
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ from dovetail.policies.inputs import check_inputs
 from dovetail.policies.remote.wire import MAX_BODY, Message, WireError, checked_int
 
 __all__ = [
+    "OutdatedWeights",
     "act_message",
     "chunk_message",
     "context_fields",
@@ -33,6 +36,10 @@ __all__ = [
 
 MAX_ROWS = 64
 _PREFIX = "context/prefix"
+
+
+class OutdatedWeights(WireError):
+    """The server's weights are older than the request allows."""
 
 
 def max_request_bytes(spec: PolicySpec) -> int:
@@ -115,6 +122,8 @@ def chunk_message(number: Any, chunk: ActionChunk, *, server_s: float) -> Messag
 
 def read_chunk(message: Message, number: int) -> tuple[ActionChunk, float]:
     """The response to request `number`, and the seconds that the server needed."""
+    if message.kind == "outdated":
+        raise OutdatedWeights("the server has older weights than the request names")
     fields = message.expect("chunk").fields
     try:
         server_s, version = fields["server_s"], checked_int(fields["policy_version"], low=0, high=2**63 - 1)
