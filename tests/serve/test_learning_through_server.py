@@ -131,7 +131,7 @@ def test_server_without_receive_and_foreign_or_huge_weights_are_refused(arm):
         wrong = {name: dict(arrays) for name, arrays in snapshot(2, 12).components.items()}
         name = next(iter(wrong["actor"]))
         wrong["actor"][name] = np.full_like(wrong["actor"][name], np.nan)
-        with pytest.raises(PolicyError, match="non-finite|not finite"):
+        with pytest.raises(PolicyError, match=r"non-finite|not finite"):
             policy.load(WeightSnapshot(version=2, components=wrong, hashes={}))
     incoming = IncomingWeights(max_bytes=100)
     with pytest.raises(UsageError, match="larger than the policy"):

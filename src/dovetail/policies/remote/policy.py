@@ -19,7 +19,7 @@ from dovetail.core.specs import PolicySpec, RobotSpec
 from dovetail.core.types import ActContext, ActionChunk, Array, WeightSnapshot
 from dovetail.policies.inputs import check_inputs, zero_inputs
 from dovetail.policies.remote.connection import CannotConnect, Connection, ConnectionLost, DeadlineExceeded
-from dovetail.policies.remote.handshake import check_token, client_handshake, read_token
+from dovetail.policies.remote.handshake import check_token, client_handshake, read_token, same_spec
 from dovetail.policies.remote.requests import act_message, max_response_bytes, read_chunk
 from dovetail.policies.remote.wire import Message, WireError
 
@@ -148,12 +148,13 @@ class RemotePolicy:
             raise CannotConnect(f"cannot connect ({reason}). {advice}") from error
         self._connection = Connection(sock)
         spec = client_handshake(self._connection, token, deadline_s=deadline_s)
-        if self._spec is not None and spec != self._spec:
+        if self._spec is None:
+            self._spec = spec
+        if not same_spec(spec, self._spec):
             raise WireError(
                 "the server has another policy than this process or than before. Start it from the same run or config"
             )
-        self._spec = spec
-        return self._connection, spec
+        return self._connection, self._spec
 
     def _disconnect(self) -> None:
         if self._connection is not None:
