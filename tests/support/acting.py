@@ -60,7 +60,7 @@ class ScriptedInference:
     """Answers after `set_answer`, or at once with `reply`."""
 
     def __init__(self, reply=None):
-        self.requests, self._reply, self._actions = [], reply, None
+        self.requests, self._reply, self._actions, self._version = [], reply, None, None
 
     def ask(self, request):
         self.requests.append(request)

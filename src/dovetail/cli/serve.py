@@ -35,7 +35,8 @@ def serve(
     target: Annotated[
         str,
         typer.Argument(
-            metavar="RUN|CHECKPOINT", help="A run, RUN/checkpoints/last or RUN/weights/v00000009.json."
+            metavar="RUN|CHECKPOINT",
+            help="A run, RUN/checkpoints/last or RUN/weights/v00000009.json; with --receive also a recipe or config.",
         ),
     ],
     version: Annotated[
