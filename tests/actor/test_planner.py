@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dovetail.actor.inference import NO_ANSWER
 from dovetail.actor.modes import Naive, Rtc, Sequential, Soft
 from dovetail.actor.planner import Delays
 from dovetail.actor.telemetry import Telemetry
@@ -302,6 +303,17 @@ WRONG = {
     "wide": np.zeros((H, A + 1), np.float32),
     "batch": chunk(1)[None],
 }
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_server_that_is_gone_means_hold_and_never_a_fault(mode):
+    planner, inference = scripted_planner(mode)
+    assert run(planner, [0]) == [None]
+    for tick in range(1, 40):  # far more often than max_bad_chunks
+        inference.set_answer(WRONG["nan"], version=NO_ANSWER)
+        assert run(planner, [tick]) == [None]
+    inference.set_answer(chunk(1))
+    assert 100 <= run(planner, [40])[0] < 200
 
 
 @pytest.mark.parametrize("wrong", WRONG)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+import warnings
 
 import numpy as np
 import pytest
@@ -158,10 +159,22 @@ def test_wrong_path_and_other_servers_are_named():
         policy.warmup()
 
 
-def test_guided_chunks_are_refused_and_weights_too():
-    policy = OpenpiPolicy(OpenpiConfig(address="gpu:8000", keys="droid", horizon=3), robot=ROBOT)
-    with pytest.raises(UsageError, match=r"policy 'openpi' cannot be guided.*actor\.type=soft"):
+def test_stock_server_gets_no_context_and_a_warning_says_that_chunks_are_not_guided():
+    dialect = Dialect()
+    guided = ActContext(deterministic=True, prefix=np.zeros((1, 3, 2), np.float32), delay=1, horizon=2)
+    with emulating(dialect) as address, openpi_client(address) as policy:
         Rtc().check(policy.spec)
+        with pytest.warns(UserWarning, match=r"cannot guide chunks: actor\.type=rtc acts as actor\.type=naive"):
+            chunk = policy.act(observed(4.0), guided)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            policy.act(observed(4.0), guided)  # said once
+    assert chunk.actions[0, :, 0].tolist() == [4.0, 4.0, 4.0]
+    assert not any("context" in key for seen in dialect.seen for key in seen)
+
+
+def test_weights_are_refused():
+    policy = OpenpiPolicy(OpenpiConfig(address="gpu:8000", keys="droid", horizon=3), robot=ROBOT)
     with pytest.raises(UsageError, match="cannot load weights"):
         policy.load(WeightSnapshot(version=1, components={}, hashes={}))
 

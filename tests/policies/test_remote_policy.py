@@ -370,7 +370,10 @@ def test_restarted_server_with_another_policy_is_refused():
         port = int(address.rpartition(":")[2])
     other = ScriptedPolicy()
     other.spec = dataclasses.replace(other.spec, horizon=4)
-    with serving(other, port=port), pytest.raises(PolicyError, match="another policy than before"):
+    with (
+        serving(other, port=port),
+        pytest.raises(PolicyError, match="another policy than this process or than before"),
+    ):
         remote.reset()
 
 

@@ -36,7 +36,7 @@ DROID = key_map("droid")
 class EchoPolicy:
     """Actions (first joint, 1), (first joint, 2), (first joint, 3). It records the sizes of its batches."""
 
-    def __init__(self, *, history: bool = False) -> None:
+    def __init__(self, *, history: bool = False, guidable: bool = False) -> None:
         self.sizes: list[int] = []
         self.version, self.delay_s = 7, 0.0
         self.block = threading.Event()
@@ -49,10 +49,12 @@ class EchoPolicy:
             action_kind=ROBOT.action_kind,
             horizon=3,
             history={"joint_pos": 2} if history else {},
+            guidable=guidable,
             prompted=True,
         )
 
     def act(self, observations: Any, context: ActContext) -> ActionChunk:
+        self.context = context
         self.inputs = dict(observations)
         self.sizes.append(len(observations["wrist"]))
         self.block.wait(10)
@@ -194,7 +196,7 @@ def test_old_request_is_refused(monkeypatch):
             connection.recv()
         policy.block.clear()
         one.send(small(1.0))
-        wait_until(lambda: policy.sizes[-1:] == [1] and len(policy.sizes) == 5)  # after four warm-ups
+        wait_until(lambda: policy.sizes[-1:] == [1] and len(policy.sizes) == 4)  # after three warm-ups
         other.send(small(2.0))
         time.sleep(0.4)
         policy.block.set()
@@ -420,3 +422,55 @@ def test_killed_server_means_an_error_and_a_restart_continues(key_file):
     with serving(EchoPolicy(), port=int(address.rpartition(":")[2])):
         assert client.act(observed(0.5), STILL).actions[0, 0, 0] == 0.5
         client.close()
+
+
+def test_prefix_delay_and_horizon_reach_the_policy_in_its_own_order_of_axes(key_file):
+    policy = EchoPolicy(guidable=True)
+    prefix = np.array([[[1.0, 2.0], [3.0, 4.0], [np.nan, np.nan]]], np.float32)
+    guided = ActContext(deterministic=False, seed=5, prefix=prefix, delay=1, horizon=2)
+    settings = {"keys": {"like": "droid", "image_size": 64}, "api_key_file": key_file, "action_axes": ("b", "a")}
+    with serving(policy) as address, openpi_client(address, **settings) as client:
+        client.act(observed(4.0), guided)
+    seen = policy.context
+    assert (seen.deterministic, seen.seed, seen.delay, seen.horizon) == (False, 5, 1, 2)
+    np.testing.assert_array_equal(seen.prefix, prefix[..., ::-1])
+
+
+@pytest.mark.parametrize(
+    "context",
+    [
+        7,
+        {},
+        {"deterministic": True, "seed": None, "delay": -1, "horizon": 1},
+        {"deterministic": True, "seed": None, "delay": 0, "horizon": 1, "prefix": 3},
+        {"deterministic": True, "seed": None, "delay": 0, "horizon": 1, "prefix": np.zeros((99, 2), np.float32)},
+        {"deterministic": True, "seed": None, "delay": 0, "horizon": 1, "prefix": np.zeros((3, 2), np.int64)},
+    ],
+)
+def test_invalid_context_is_refused_in_one_line(context):
+    policy = EchoPolicy(guidable=True)
+    with serving(policy) as address, raw(address) as connection:
+        connection.recv()
+        policy.inputs = {}
+        connection.send(pack({**wire(4.0), "dovetail_context": context}))
+        answer = connection.recv()
+    assert isinstance(answer, str) and "\n" not in answer and ("context" in answer or "prefix" in answer)
+    assert not policy.inputs
+
+
+def test_deterministic_requests_with_the_same_delay_are_joined_and_random_ones_are_not():
+    policy = EchoPolicy()
+    batcher = batching.Batcher(policy, max_rows=8)
+    contexts = [
+        *(ActContext(deterministic=True, seed=seed, delay=1, horizon=2) for seed in (1, 2)),
+        ActContext(deterministic=False, seed=3, delay=1, horizon=2),
+        ActContext(deterministic=True, seed=4, delay=0, horizon=2),
+        *(ActContext(deterministic=True, seed=seed, delay=1, horizon=2) for seed in (5, 6)),
+    ]
+    results = [batcher.submit(client, observed(float(client)), context) for client, context in enumerate(contexts)]
+    batcher.start()
+    computed = [result.result(10) for result in results]
+    batcher.close()
+    assert policy.sizes == [4, 1, 1]
+    assert [one.chunk.actions[0, 0, 0] for one in computed] == [0.0, 1.0, 2.0, 3.0, 4.0, 5.0]
+    assert all(one.chunk.actions.shape == (1, 3, 2) for one in computed)

@@ -60,21 +60,22 @@ class ScriptedInference:
     """Answers after `set_answer`, or at once with `reply`."""
 
     def __init__(self, reply=None):
-        self.requests, self._reply, self._actions = [], reply, None
+        self.requests, self._reply, self._actions, self._version = [], reply, None, None
 
     def ask(self, request):
         self.requests.append(request)
         self._actions = None if self._reply is None else self._reply(len(self.requests))
 
-    def set_answer(self, actions):
-        self._actions = actions
+    def set_answer(self, actions, *, version=None):
+        self._actions, self._version = actions, version
 
     def answer(self, *, wait):
         if self._actions is None:
             assert not wait, "it would wait forever"
             return None
         actions, self._actions = self._actions, None
-        return Answer(id=0, actions=actions, policy_version=len(self.requests), latency_ns=1_000_000)
+        version = len(self.requests) if self._version is None else self._version
+        return Answer(id=0, actions=actions, policy_version=version, latency_ns=1_000_000)
 
 
 def make_planner(mode, inference, *, spec=SPEC, execution_horizon=4, simulated_delay=None, clock=None, **settings):

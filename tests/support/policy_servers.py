@@ -65,10 +65,12 @@ class ScriptedPolicy:
 
 
 @contextmanager
-def serving(policy: Any, *, token: bytes = TOKEN, port: int = 0, log: list[str] | None = None) -> Iterator[str]:
+def serving(
+    policy: Any, *, token: bytes = TOKEN, port: int = 0, log: list[str] | None = None, max_rows: int = 1
+) -> Iterator[str]:
     """Run a server in a thread and yield its address. Its log lines are appended to `log`."""
     lines: list[str] = [] if log is None else log
-    server = PolicyServer(policy, token=token, log=lines.append)
+    server = PolicyServer(policy, token=token, max_rows=max_rows, log=lines.append)
     address = server.listen(port=port)
     stopped = threading.Event()
     thread = threading.Thread(target=server.run, args=(stopped.is_set,))

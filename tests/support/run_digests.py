@@ -19,17 +19,17 @@ TIMES = {"wall_s", "phase_s", "config_hash"}
 
 
 def run_digests(run: Path) -> dict[str, Any]:
-    return {"weights": _weights(run), "episodes": _episodes(run), "report": _report(run)}
+    return {"weights": weight_digests(run), "episodes": episode_digests(run), "report": _report(run)}
 
 
-def _weights(run: Path) -> list[str]:
+def weight_digests(run: Path) -> list[str]:
     """One digest per array of the newest version, sorted, so that renamed components compare equal."""
     newest = json.loads(max((run / "weights").glob("v*.json")).read_text())
     files = [run / "weights" / "components" / f"{name}.safetensors" for name in newest["components"].values()]
     return sorted(_digest(array) for file in files for array in load_file(file).values())
 
 
-def _episodes(run: Path) -> list[str]:
+def episode_digests(run: Path) -> list[str]:
     """One digest per episode, in the order of the log, over all its columns but time stamps."""
     manifests = [json.loads(path.read_text()) for path in (run / "episodes").glob("*/manifest.json")]
     return [_episode(run / "episodes" / info["id"]) for info in sorted(manifests, key=lambda info: info["number"])]

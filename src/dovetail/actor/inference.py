@@ -16,6 +16,7 @@ from dovetail.core.proposals import PROPOSAL
 from dovetail.core.types import ActContext, Array
 
 __all__ = [
+    "NO_ANSWER",
     "Answer",
     "Inference",
     "InlineInference",
@@ -24,6 +25,9 @@ __all__ = [
     "ThreadInference",
     "compute_chunk",
 ]
+
+
+NO_ANSWER = -1  # in place of a version: the policy's server is gone, so the arm holds and asks again
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

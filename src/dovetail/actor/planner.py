@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dovetail.actor.inference import Answer, Inference, Request
+from dovetail.actor.inference import NO_ANSWER, Answer, Inference, Request
 from dovetail.actor.modes import Mode, Plan
 from dovetail.actor.telemetry import Telemetry
 from dovetail.core.clock import NS_PER_S
@@ -256,6 +256,9 @@ class Planner:
         self._chunk_id += 1
 
     def _is_good(self, answer: Answer) -> bool:
+        if answer.policy_version == NO_ANSWER:
+            self._telemetry.count("unanswered")
+            return False
         if (
             answer.actions.shape == (self._spec.horizon, *self._spec.action.shape)
             and np.isfinite(answer.actions).all()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -26,7 +27,7 @@ from dovetail.runs.assembly.policy_rate import policy_robot
 from dovetail.runs.folder import RunFolder
 from dovetail.weights.store import DiskWeightStore
 
-__all__ = ["RunPolicy", "following_policy", "load_policy", "robot_and_prompt"]
+__all__ = ["RunPolicy", "following_policy", "load_policy", "receiving_policy", "robot_and_prompt"]
 
 
 class RunPolicy:
@@ -101,6 +102,34 @@ def following_policy(
     store = DiskWeightStore(source.folder.weights) if follows else None
     policy = FollowingPolicy(lambda: _build(source.folder, robot, section), snapshot, store=store, log=log)
     log(f"policy '{policy.spec.name}', {source.label(snapshot)}" + (", and newer ones" if follows else ""))
+    return policy
+
+
+def receiving_policy(
+    config: RunConfig,
+    *,
+    folder: RunFolder | None,
+    log: Callable[[str], None],
+    place: Mapping[str, Any] | None = None,
+) -> FollowingPolicy:
+    """The policy of a run that learns elsewhere, for a policy server to which the arms send the weights. Until then it is
+    untrained. `folder`: the run's folder, if this machine has it. `place`: as in `following_policy`."""
+    section = replace(config.policy, config=config.policy.config.model_copy(update=dict(place or {})))
+    check_device(section)
+    assembly = build_assembly(config.model_copy(update={"policy_server": None}))
+    try:
+        robot = assembly.policy_robot
+    finally:
+        assembly.close()
+    components = folder.components if folder else None
+    store = DiskWeightStore(folder.weights) if folder else None
+
+    def make() -> Policy:
+        return build_acting_policy(section, robot=robot, seed=config.run.seed, components=components)
+
+    policy = FollowingPolicy(make, store=store, takes_weights=True, log=log)
+    policy.following = False  # the arms of the run say which version to use
+    log(f"policy '{policy.spec.name}', untrained until an arm of its run connects")
     return policy
 
 

@@ -4,20 +4,27 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from dovetail.cli.run import RUNS_DIR, RunsDir
+from dovetail.core.errors import UsageError
 
 if TYPE_CHECKING:
     from dovetail.policies.openpi.keys import KeyMap
+    from dovetail.robot_host.following_policy import FollowingPolicy
+    from dovetail.serve.openpi_server import OpenpiServer
+    from dovetail.serve.server import PolicyServer
 
 __all__ = ["register"]
 
 PORT = 7411
 Protocol = Literal["dovetail", "openpi"]
+Log = Callable[[str], None]
 
 
 def register(app: typer.Typer) -> None:
@@ -28,7 +35,8 @@ def serve(
     target: Annotated[
         str,
         typer.Argument(
-            metavar="RUN|CHECKPOINT", help="A run, RUN/checkpoints/last or RUN/weights/v00000009.json."
+            metavar="RUN|CHECKPOINT",
+            help="A run, RUN/checkpoints/last or RUN/weights/v00000009.json; with --receive also a recipe or config.",
         ),
     ],
     version: Annotated[
@@ -67,8 +75,14 @@ def serve(
         ),
     ] = None,
     max_batch: Annotated[
-        int, typer.Option("--max-batch", min=1, max=64, help="openpi: most requests that are computed at once.")
+        int, typer.Option("--max-batch", min=1, max=64, help="Most requests that are computed at once.")
     ] = 8,
+    receive: Annotated[
+        bool,
+        typer.Option(
+            "--receive", help="Take the weights from the arms of a run that learns. The target may be its config."
+        ),
+    ] = False,
     runs_dir: RunsDir = RUNS_DIR,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print only address and token file.")] = False,
 ) -> None:
@@ -82,29 +96,27 @@ def serve(
     with console.status("loading torch"):
         import torch
 
-        from dovetail.api.policy import following_policy
-        from dovetail.api.weights import find_weights
-        from dovetail.policies.remote.handshake import make_token, read_token
-        from dovetail.serve.openpi_server import OpenpiServer
-        from dovetail.serve.server import PolicyServer
+        from dovetail.policies.remote.handshake import read_token
 
+    if receive and (protocol != "dovetail" or version is not None):
+        raise UsageError(
+            "--receive is for --protocol dovetail, without --version: the run says which weights to use"
+        )
     key_map = _read_keys(keys, protocol=protocol)
     torch.set_num_threads(1)  # policy.num_threads may allow more
     torch.set_flush_denormal(True)
-    source = find_weights(target, version=version, runs_dir=runs_dir)
-    token_file = token_file or make_token(_own_token_file(source.folder.path))
-    token = read_token(token_file)
+    place = {"device": device, "num_threads": num_threads}
+    place = {name: value for name, value in place.items() if value is not None}
     log = (lambda line: None) if quiet else say
     with StopFlag() as stop:
         with console.status("loading weights"):
-            place = {"device": device, "num_threads": num_threads}
-            place = {name: value for name, value in place.items() if value is not None}
-            policy = following_policy(source, log=log, place=place)
-        server: OpenpiServer | PolicyServer
-        if protocol == "openpi":
-            server = OpenpiServer(policy, token=token, keys=key_map, max_rows=max_batch, log=log)
-        else:
-            server = PolicyServer(policy, token=token, log=log)
+            opened = _open_config(target, runs_dir) if receive else _open_run(target, version, runs_dir)
+            token_file = token_file or opened.make_token()
+            token = read_token(token_file)
+            policy = opened.policy(log, place)
+        server = _make_server(
+            policy, protocol=protocol, token=token, keys=key_map, receive=receive, max_rows=max_batch, log=log
+        )
         address = server.listen(host, port)
         with policy:
             say(f"ready on {address}, token in {token_file}")
@@ -114,10 +126,76 @@ def serve(
     os._exit(0)  # ending the interpreter while a thread is inside torch would abort
 
 
+@dataclass(frozen=True)
+class _Opened:
+    """What is served."""
+
+    make_token: Callable[[], Path]  # the default token file
+    policy: Callable[[Log, Mapping[str, Any]], FollowingPolicy]
+
+
+def _open_run(target: str, version: int | None, runs_dir: Path) -> _Opened:
+    from dovetail.api.policy import following_policy
+    from dovetail.api.weights import find_weights
+    from dovetail.policies.remote.handshake import make_token
+
+    source = find_weights(target, version=version, runs_dir=runs_dir)
+    return _Opened(
+        make_token=lambda: make_token(_own_token_file(source.folder.path)),
+        policy=lambda log, place: following_policy(source, log=log, place=place),
+    )
+
+
+def _open_config(target: str, runs_dir: Path) -> _Opened:
+    """A run's folder, or the recipe or config file of a run that learns on another machine."""
+    from dovetail.api.names import find_run
+    from dovetail.api.policy import receiving_policy
+    from dovetail.config.load import load
+    from dovetail.core.errors import RunFolderError
+    from dovetail.policies.remote.handshake import make_token
+    from dovetail.runs.folder import RunFolder
+
+    try:
+        folder: RunFolder | None = RunFolder.open(find_run(target, runs_dir))
+    except RunFolderError:
+        folder = None
+    config = folder.config if folder is not None else load([target])
+
+    def default_token() -> Path:
+        if folder is not None:
+            return make_token(_own_token_file(folder.path))
+        runs_dir.mkdir(parents=True, exist_ok=True)
+        return make_token(runs_dir / "serve.token")
+
+    return _Opened(
+        make_token=default_token,
+        policy=lambda log, place: receiving_policy(config, folder=folder, log=log, place=place),
+    )
+
+
+def _make_server(
+    policy: FollowingPolicy,
+    *,
+    protocol: Protocol,
+    token: bytes,
+    keys: KeyMap | None,
+    receive: bool,
+    max_rows: int,
+    log: Log,
+) -> OpenpiServer | PolicyServer:
+    from dovetail.serve.openpi_server import OpenpiServer
+    from dovetail.serve.server import PolicyServer
+    from dovetail.serve.weights import ServedWeights
+
+    if protocol == "openpi":
+        return OpenpiServer(policy, token=token, keys=keys, max_rows=max_rows, log=log)
+    weights = ServedWeights(policy, max_bytes=policy.max_weight_bytes if receive else 0, log=log)
+    return PolicyServer(policy, token=token, weights=weights, max_rows=max_rows, log=log)
+
+
 def _own_token_file(run: Path) -> Path:
     """Refuse a token that came with a folder from elsewhere: its sender knows it."""
     from dovetail.config.trust import is_trusted
-    from dovetail.core.errors import UsageError
 
     path = run / "serve.token"
     if path.exists() and not is_trusted(run):
@@ -129,7 +207,7 @@ def _own_token_file(run: Path) -> Path:
 
 
 def _read_keys(keys: str | None, *, protocol: Protocol) -> KeyMap | None:
-    from dovetail.core.errors import UsageError, did_you_mean
+    from dovetail.core.errors import did_you_mean
     from dovetail.policies.openpi.keys import BUILTIN_KEYS, KeyMap, key_map
 
     if keys is None:

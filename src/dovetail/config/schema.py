@@ -13,6 +13,7 @@ from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 from dovetail.config.cluster import ClusterConfig
 from dovetail.config.model import Config
 from dovetail.config.plugins import build, locate, resolve, settings_of
+from dovetail.config.policy_server import LearningServerConfig
 from dovetail.config.safety import SafetyConfig
 from dovetail.core.abilities import BringsTask
 from dovetail.core.errors import PluginError
@@ -286,6 +287,8 @@ class RunConfig(Config):
     """The control loop: how action chunks follow each other."""
     policy: Annotated[PluginSection, OfKind("policy")]
     """Observation in, action chunk out."""
+    policy_server: LearningServerConfig | None = None
+    """The machine that computes the policy for the arm while this run trains it; null: the arm's own machine."""
     labels: list[Annotated[PluginSection, OfKind("labeler")]] = Field(
         default=DEFAULT_SECTIONS["labels"], min_length=1
     )

@@ -34,6 +34,7 @@ __all__ = [
     "LabelError",
     "PluginError",
     "PolicyError",
+    "PolicyUnreachable",
     "RobotError",
     "RobotFault",
     "RunFolderError",
@@ -100,6 +101,10 @@ class CheckpointError(FailureError):
 
 class PolicyError(FailureError):
     pass
+
+
+class PolicyUnreachable(PolicyError):
+    """The server of a policy is gone or too slow. The arm holds, and the next request tries again."""
 
 
 class LabelError(FailureError):

@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from types import TracebackType
+from typing import Protocol, runtime_checkable
 
 from dovetail.core.abilities import StagesWeights
 from dovetail.core.bfloat16 import all_finite
@@ -17,6 +18,21 @@ from dovetail.core.types import ActContext, ActionChunk, Array, WeightSnapshot
 __all__ = ["FollowingPolicy"]
 
 POLL_S = 0.5
+_MAX_WEIGHT_BYTES = 1 << 30  # of a policy that does not tell its size
+
+
+@runtime_checkable
+class HasWeights(Protocol):
+    def weights(self) -> Mapping[str, Mapping[str, Array]]: ...
+
+
+@runtime_checkable
+class LoadsVersions(Protocol):
+    """A store that keeps several versions."""
+
+    def versions(self) -> list[int]: ...
+
+    def load(self, version: int) -> WeightSnapshot: ...
 
 
 class FollowingPolicy:
@@ -24,8 +40,8 @@ class FollowingPolicy:
     is built twice: one acts while newer weights are loaded into the other, then the two are swapped.
 
     Any thread may call `act`; calls run one after another. Inside `with`, a thread polls `store` for new versions;
-    without a store the weights never change. Weights that do not load, or contain NaN, are reported once to
-    `on_problem`, and the current weights stay in use.
+    without a store the weights change only by `use`, which needs `takes_weights`. Weights that do not load, or contain NaN,
+    are reported once to `on_problem`, and the current weights stay in use.
     """
 
     def __init__(
@@ -34,11 +50,12 @@ class FollowingPolicy:
         snapshot: WeightSnapshot | None = None,
         *,
         store: WeightStore | None = None,
+        takes_weights: bool = False,
         log: Callable[[str], None] = lambda line: None,
         on_problem: Callable[[str], None] | None = None,
     ) -> None:
         self._acting = make()
-        needs_spare = store is not None and not isinstance(self._acting, StagesWeights)
+        needs_spare = (store is not None or takes_weights) and not isinstance(self._acting, StagesWeights)
         self._spare = make() if needs_spare else None
         self._store, self._log, self._on_problem = store, log, on_problem or log
         if snapshot is not None:
@@ -48,6 +65,7 @@ class FollowingPolicy:
         self._problem = ""
         self._num_swaps, self._load_s, self._swap_s = 0, 0.0, 0.0
         self._lock = threading.Lock()  # held while one of the policies acts
+        self._staging = threading.Lock()  # held while weights are staged and swapped
         self._ended = threading.Event()
         self.following = True  # False: ignore newly published weights
         self._thread = threading.Thread(target=self._follow, name="weights", daemon=True)
@@ -84,15 +102,39 @@ class FollowingPolicy:
         if snapshot is None:
             return False
         self._seen = snapshot.version  # also if they are refused: a second try would fail too
-        use = self._stage(snapshot)
-        loaded_s = time.perf_counter()
-        with self._lock:
-            taken_s = time.perf_counter()
-            use()
-            self._swap_s = max(self._swap_s, time.perf_counter() - taken_s)
+        self._swap_in(snapshot, began_s)
+        return True
+
+    def use(self, snapshot: WeightSnapshot) -> None:
+        """Act with these weights from the next chunk on, until the store has newer ones. Any thread may call."""
+        self._swap_in(snapshot, time.perf_counter())
+        self._seen = max(self._seen, snapshot.version)
+
+    @property
+    def max_weight_bytes(self) -> int:
+        """Limit for weights from elsewhere: twice the policy's own, because types may be wider."""
+        if not isinstance(self._acting, HasWeights):
+            return _MAX_WEIGHT_BYTES
+        arrays = (array for component in self._acting.weights().values() for array in component.values())
+        return 2 * sum(array.nbytes for array in arrays) + (1 << 20)
+
+    def stored(self, version: int) -> WeightSnapshot | None:
+        """A version of the store, if it has it."""
+        store = self._store
+        if not isinstance(store, LoadsVersions) or version not in store.versions():
+            return None
+        return store.load(version)
+
+    def _swap_in(self, snapshot: WeightSnapshot, began_s: float) -> None:
+        with self._staging:
+            use = self._stage(snapshot)
+            loaded_s = time.perf_counter()
+            with self._lock:
+                taken_s = time.perf_counter()
+                use()
+                self._swap_s = max(self._swap_s, time.perf_counter() - taken_s)
         self._load_s = max(self._load_s, loaded_s - began_s)
         self._num_swaps += 1
-        return True
 
     def _stage(self, snapshot: WeightSnapshot) -> Callable[[], None]:
         """Prepare new weights; the result puts them into use."""

@@ -10,10 +10,11 @@ from typing import Any
 import numpy as np
 
 from dovetail.actor.board import Board
-from dovetail.actor.inference import Answer, Request, compute_chunk, next_request, write_answer
+from dovetail.actor.inference import NO_ANSWER, Answer, Request, compute_chunk, next_request, write_answer
+from dovetail.config.policy_server import LearningServerConfig
 from dovetail.config.schema import PluginSection
 from dovetail.core.contracts import Policy
-from dovetail.core.errors import PolicyError, StoreError
+from dovetail.core.errors import PolicyError, PolicyUnreachable, StoreError
 from dovetail.core.specs import RobotSpec
 from dovetail.processes.wakeup import WakeupReader, WakeupWriter, wait_for
 from dovetail.robot_host.following_policy import FollowingPolicy
@@ -32,7 +33,15 @@ def run(context: ProcessContext) -> None:
 
     def make() -> Policy:
         components = Path(settings["components"]) if settings["components"] else None
-        return build_acting_policy(section, robot=robot, seed=settings["seed"], components=components)
+        server = LearningServerConfig.from_mapping(settings["server"]) if settings["server"] else None
+        return build_acting_policy(
+            section,
+            robot=robot,
+            seed=settings["seed"],
+            components=components,
+            server=server,
+            simulated=settings["simulated"],
+        )
 
     store = DiskWeightStore(settings["follow"]) if settings["follow"] else None
     requests = WakeupReader(context.descriptors["request"])
@@ -58,14 +67,15 @@ def run(context: ProcessContext) -> None:
 
 
 def _compute(board: Board, policy: FollowingPolicy, request: Request, problems: list[str]) -> Answer:
-    """The action chunk; NaN, on which the control loop does not act, if a policy server cannot be reached."""
+    """The action chunk; NaN, on which the control loop does not act, if the policy fails or its server is gone."""
     try:
         return compute_chunk(board, policy, request)
     except PolicyError as error:
         problems.append(str(error))
         time.sleep(_PAUSE_S)
         nothing = np.full(board.layout.chunk, np.nan, np.float32)
-        return Answer(id=request.id, actions=nothing, policy_version=0, latency_ns=0)
+        version = NO_ANSWER if isinstance(error, PolicyUnreachable) else 0
+        return Answer(id=request.id, actions=nothing, policy_version=version, latency_ns=0)
 
 
 def _handle(message: dict[str, Any], policy: FollowingPolicy, problems: list[str]) -> dict[str, Any]:

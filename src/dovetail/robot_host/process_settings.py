@@ -77,6 +77,8 @@ class ProcessSettings:
         config, follows = self.config, self._actor.swap_weights == "chunk"
         return {
             "policy": config.policy.to_plain(),
+            "server": config.policy_server.model_dump(mode="json") if config.policy_server else None,
+            "simulated": not self.real_time,
             "robot": policy_robot(config, self.spec).to_json(),
             "seed": config.run.seed,
             "components": str(self.components) if self.components else None,

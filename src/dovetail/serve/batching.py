@@ -7,26 +7,37 @@ import time
 from collections import deque
 from collections.abc import Hashable, Mapping
 from concurrent.futures import Future
-from dataclasses import dataclass, field
-from typing import NamedTuple
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
 from dovetail.core.errors import PolicyError
+from dovetail.core.specs import PolicySpec
 from dovetail.core.types import ActContext, ActionChunk, Array
 from dovetail.policies.inputs import zero_inputs
-from dovetail.serve.server import ServedPolicy
 
-__all__ = ["Batcher", "Computed"]
+__all__ = ["DEFAULT_ROWS", "Batcher", "Computed", "ServedPolicy"]
 
+DEFAULT_ROWS = 8
 WINDOW_S = 0.003  # how long a request waits for others
 STALE_S = 5.0  # the robot of an older request has moved on
 _ACTIVE_S = 1.0  # a client is expected to ask again within this time
-_CONTEXT = ActContext(deterministic=True)  # the protocol has no context
+
+
+class ServedPolicy(Protocol):
+    """A policy that several threads may call at once."""
+
+    @property
+    def spec(self) -> PolicySpec: ...
+
+    def act(self, observations: Mapping[str, Array], context: ActContext) -> ActionChunk: ...
+
+    def reset(self) -> None: ...
 
 
 class Computed(NamedTuple):
-    """One row of a chunk, and the time that the policy needed for its batch."""
+    """The chunk of a request [B, H, A], and the time that the policy needed for its batch."""
 
     chunk: ActionChunk
     infer_s: float
@@ -35,19 +46,36 @@ class Computed(NamedTuple):
 @dataclass(eq=False)
 class _Request:
     client: Hashable
-    inputs: Mapping[str, Array]  # one row
+    inputs: Mapping[str, Array]  # [B, ...]
+    context: ActContext
     arrived_s: float = field(default_factory=time.monotonic)
     result: Future[Computed] = field(default_factory=Future)
+
+    @property
+    def num_rows(self) -> int:
+        return len(next(iter(self.inputs.values())))
+
+    def fits(self, other: _Request) -> bool:
+        """Whether both may be rows of one batch. Random actions depend on the seed and on the row, so they are computed
+        alone: a robot gets the same actions with and without other robots."""
+        one, two = self.context, other.context
+        return (
+            (one.deterministic and two.deterministic)
+            and self.num_rows == other.num_rows == 1
+            and (one.delay, one.horizon) == (two.delay, two.horizon)
+            and _steps(one.prefix) == _steps(two.prefix)
+        )
 
 
 class Batcher:
     """Requests are computed in the order of their arrival. A client has one request at a time, so none can displace others.
 
-    A request waits up to 3 ms for the other clients that are active, and not at all if there are none. Batches have 1, 2, 4,
-    8 ... rows, so that a policy compiles few sizes; `warmup` computes each once. Cancel a request's future to drop it.
+    A request waits up to 3 ms for the other clients that are active, and not at all if there are none. Only deterministic
+    requests with the same delay and horizon are joined. Batches have 1, 2, 4 ... rows, so that a policy compiles few sizes;
+    `warmup` computes each once. Cancel a request's future to drop it.
     """
 
-    def __init__(self, policy: ServedPolicy, *, max_rows: int) -> None:
+    def __init__(self, policy: ServedPolicy, *, max_rows: int = DEFAULT_ROWS) -> None:
         self._policy = policy
         self._max_rows = 1 << (max_rows.bit_length() - 1)
         self._waiting: deque[_Request] = deque()
@@ -57,17 +85,19 @@ class Batcher:
         self._thread = threading.Thread(target=self._run, name="inference", daemon=True)
 
     def warmup(self) -> None:
-        row, num = zero_inputs(self._policy.spec), 1
+        """The policy has computed one row already."""
+        row, num = zero_inputs(self._policy.spec), 2
         while num <= self._max_rows:
-            self._policy.act({key: np.repeat(value, num, axis=0) for key, value in row.items()}, _CONTEXT)
+            inputs = {key: np.repeat(value, num, axis=0) for key, value in row.items()}
+            self._policy.act(inputs, ActContext(deterministic=True))
             num *= 2
 
     def start(self) -> None:
         self._thread.start()
 
-    def submit(self, client: Hashable, inputs: Mapping[str, Array]) -> Future[Computed]:
-        """Compute one row of inputs. Any thread may call."""
-        request = _Request(client, inputs)
+    def submit(self, client: Hashable, inputs: Mapping[str, Array], context: ActContext) -> Future[Computed]:
+        """Compute the chunk of inputs [B, ...]. Any thread may call."""
+        request = _Request(client, inputs, context)
         with self._changed:
             if self._is_closed:
                 raise PolicyError("the server is closing")
@@ -111,25 +141,38 @@ class Batcher:
                 self._changed.wait(left_s)
             for request in [request for request in self._waiting if request.result.cancelled()]:
                 self._waiting.remove(request)
-            num = min(len(self._waiting), self._max_rows)
-            num = 1 << (num.bit_length() - 1) if num else 0
-            return [self._waiting.popleft() for _ in range(num)]
+            return self._take_fitting() if self._waiting else []
+
+    def _take_fitting(self) -> list[_Request]:
+        """The oldest request and those that fit it, oldest first. The others keep their places."""
+        first = self._waiting[0]
+        fitting = [first, *(request for request in list(self._waiting)[1:] if request.fits(first))]
+        num = min(len(fitting), self._max_rows)
+        batch = fitting[: 1 << (num.bit_length() - 1)]
+        for request in batch:
+            self._waiting.remove(request)
+        return batch
 
     def _compute(self, batch: list[_Request]) -> None:
         try:
-            inputs = {key: np.concatenate([request.inputs[key] for request in batch]) for key in batch[0].inputs}
+            inputs, context = batch[0].inputs, batch[0].context
+            if len(batch) > 1:
+                inputs = {key: np.concatenate([request.inputs[key] for request in batch]) for key in inputs}
+                context = _joined([request.context for request in batch])
+            num_rows = sum(request.num_rows for request in batch)
             began_s = time.monotonic()
-            chunk = self._policy.act(inputs, _CONTEXT)
+            chunk = self._policy.act(inputs, context)
             infer_s = time.monotonic() - began_s
-            if len(chunk.actions) != len(batch) or not np.isfinite(chunk.actions).all():
+            if len(chunk.actions) != num_rows or not np.isfinite(chunk.actions).all():
                 raise PolicyError("the policy computed actions that are not finite, or too few")
-            rows = [Computed(chunk.at(row), infer_s) for row in range(len(batch))]
+            chunks = [chunk] if len(batch) == 1 else [_row(chunk, row) for row in range(len(batch))]
+            answers = [Computed(one, infer_s) for one in chunks]
         except Exception as error:  # a thread border: the clients get the error
             for request in batch:
                 request.result.set_exception(error)
             return
-        for request, row in zip(batch, rows, strict=True):
-            request.result.set_result(row)
+        for request, answer in zip(batch, answers, strict=True):
+            request.result.set_result(answer)
 
 
 def _is_wanted(request: _Request) -> bool:
@@ -143,3 +186,25 @@ def _is_wanted(request: _Request) -> bool:
         request.result.set_exception(PolicyError(message))
         return False
     return True
+
+
+def _joined(contexts: list[ActContext]) -> ActContext:
+    """The context of a batch. Deterministic requests with different seeds have none."""
+    first = contexts[0]
+    prefixes = [context.prefix for context in contexts if context.prefix is not None]
+    return replace(
+        first,
+        seed=first.seed if all(context.seed == first.seed for context in contexts) else None,
+        prefix=np.concatenate(prefixes) if prefixes else None,
+    )
+
+
+def _row(chunk: ActionChunk, row: int) -> ActionChunk:
+    """One row of a batch, [1, H, A]."""
+    rows = slice(row, row + 1)
+    extras = {name: value[rows] for name, value in chunk.extras.items()}
+    return replace(chunk, actions=chunk.actions[rows], extras=extras)
+
+
+def _steps(prefix: Array | None) -> int | None:
+    return None if prefix is None else prefix.shape[1]

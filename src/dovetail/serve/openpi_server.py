@@ -8,7 +8,7 @@ import hmac
 import logging
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from websockets.asyncio.server import ServerConnection, serve
@@ -16,14 +16,16 @@ from websockets.exceptions import ConnectionClosed
 from websockets.http11 import Request, Response
 
 from dovetail.core.errors import DovetailError, UsageError
+from dovetail.core.specs import PolicySpec
+from dovetail.core.types import ActContext
 from dovetail.core.unproven_connections import UnprovenConnections
 from dovetail.policies.inputs import History
+from dovetail.policies.openpi.context import context_from_wire
 from dovetail.policies.openpi.keys import KeyMap, own_keys
 from dovetail.policies.openpi.packing import MAX_MESSAGE, pack, unpack
 from dovetail.policies.remote.handshake import check_token
 from dovetail.serve import listener as limits
-from dovetail.serve.batching import Batcher, Computed
-from dovetail.serve.server import ServedPolicy
+from dovetail.serve.batching import DEFAULT_ROWS, Batcher, Computed, ServedPolicy
 
 __all__ = ["OpenpiServer"]
 
@@ -51,7 +53,7 @@ class OpenpiServer:
         *,
         token: bytes,
         keys: KeyMap | None = None,
-        max_rows: int = 8,
+        max_rows: int = DEFAULT_ROWS,
         log: Callable[[str], None] = lambda line: None,
     ) -> None:
         self._policy, self._log = policy, log
@@ -165,16 +167,19 @@ class OpenpiServer:
             began_s = time.monotonic()
             if isinstance(data, str):
                 raise UsageError("an observation should be a binary message, got text")
-            inputs = history.add(self._keys.from_wire(unpack(data), spec))
-            computed = await self._compute(connection, inputs)
+            observation = unpack(data)
+            inputs = history.add(self._keys.from_wire(observation, spec))
+            computed = await self._compute(connection, inputs, _context(observation, spec))
             answer = _answer(computed, server_s=time.monotonic() - began_s, prev_total_s=prev_total_s)
             async with asyncio.timeout(limits.TRANSFER_S):
                 await connection.send(pack(answer))
             prev_total_s = time.monotonic() - began_s
 
-    async def _compute(self, connection: ServerConnection, inputs: dict[str, Any]) -> Computed:
+    async def _compute(
+        self, connection: ServerConnection, inputs: dict[str, Any], context: ActContext
+    ) -> Computed:
         """Wait for the policy. The request is dropped if its client leaves."""
-        result = self._batcher.submit(connection, inputs)
+        result = self._batcher.submit(connection, inputs, context)
         assert isinstance(connection, _Connection)
         connection.on_lost = result.cancel
         try:
@@ -189,6 +194,8 @@ class OpenpiServer:
             "horizon": spec.horizon,
             "action_axes": list(spec.action.names) or [f"axis{i}" for i in range(spec.action.shape[0])],
             "history": bool(spec.history),  # an episode needs a new connection
+            "context": True,  # observations may have a context: see policies/openpi/context.py
+            "guidable": spec.guidable,
         }
 
 
@@ -213,12 +220,16 @@ class _Connection(ServerConnection):
             self.on_lost()
 
 
+def _context(observation: Mapping[str, Any], spec: PolicySpec) -> ActContext:
+    return context_from_wire(observation, spec) or ActContext(deterministic=True)  # stock clients send none
+
+
 def _answer(computed: Computed, *, server_s: float, prev_total_s: float | None) -> dict[str, Any]:
     timing = {"infer_ms": 1e3 * server_s}
     if prev_total_s is not None:
         timing["prev_total_ms"] = 1e3 * prev_total_s  # of the request before, as openpi's server says it
     return {
-        "actions": computed.chunk.actions,
+        "actions": computed.chunk.actions[0],
         "policy_timing": {"infer_ms": 1e3 * computed.infer_s},
         "server_timing": timing,
         "policy_version": int(computed.chunk.policy_version),

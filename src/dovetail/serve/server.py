@@ -6,17 +6,17 @@ import math
 import socket
 import threading
 import time
-from collections.abc import Callable, Mapping
-from typing import Protocol
+from collections.abc import Callable
+from concurrent.futures import wait
 
 from dovetail.core.errors import DovetailError, UsageError
-from dovetail.core.specs import PolicySpec
-from dovetail.core.types import ActContext, ActionChunk, Array
 from dovetail.core.unproven_connections import UnprovenConnections
 from dovetail.policies.remote.connection import Connection
 from dovetail.policies.remote.handshake import check_token, server_handshake
-from dovetail.policies.remote.requests import chunk_message, max_request_bytes, read_act
-from dovetail.policies.remote.wire import Message, WireError
+from dovetail.policies.remote.requests import chunk_message, max_request_bytes, read_act, read_min_version
+from dovetail.policies.remote.weights import IncomingWeights
+from dovetail.policies.remote.wire import MAX_BODY, Message, WireError
+from dovetail.serve.batching import DEFAULT_ROWS, Batcher, Computed, ServedPolicy
 from dovetail.serve.listener import (
     HANDSHAKE_S,
     MAX_CLIENTS,
@@ -25,35 +25,34 @@ from dovetail.serve.listener import (
     TRANSFER_S,
     open_listener,
 )
+from dovetail.serve.weights import ServedWeights
 
-__all__ = ["PolicyServer", "ServedPolicy"]
+__all__ = ["PolicyServer"]
 
 _POLL_S = 0.1
 _CROWD_LOG_S = 10.0
-
-
-class ServedPolicy(Protocol):
-    """A policy that several threads may call at once."""
-
-    @property
-    def spec(self) -> PolicySpec: ...
-
-    def act(self, observations: Mapping[str, Array], context: ActContext) -> ActionChunk: ...
-
-    def reset(self) -> None: ...
+_LEFT_S = 0.2  # how often a waiting request is checked for a client that has left
 
 
 class PolicyServer:
-    """Call `listen`, then `run`. Each client has a thread, so that a silent client does not block the others.
+    """Call `listen`, then `run`. Each client has a thread, so that a silent client does not block the others. Another thread
+    computes (`Batcher`).
 
     Clients without the token are refused. A server cannot be created without a token. Connections before the end of
     their handshake have their own limit: above it the oldest one is closed, so that strangers never keep a robot out.
     """
 
     def __init__(
-        self, policy: ServedPolicy, *, token: bytes, log: Callable[[str], None] = lambda line: None
+        self,
+        policy: ServedPolicy,
+        *,
+        token: bytes,
+        weights: ServedWeights | None = None,
+        max_rows: int = DEFAULT_ROWS,
+        log: Callable[[str], None] = lambda line: None,
     ) -> None:
-        self._policy, self._log = policy, log
+        self._policy, self._weights, self._log = policy, weights, log
+        self._batcher = Batcher(policy, max_rows=max_rows)
         self._token = check_token(token, where="the server's token")
         self._listener: socket.socket | None = None
         self._lock = threading.Lock()
@@ -70,6 +69,8 @@ class PolicyServer:
 
     def run(self, should_stop: Callable[[], bool]) -> None:
         assert self._listener is not None, "call listen() first"
+        self._batcher.warmup()
+        self._batcher.start()
         try:
             while not should_stop():
                 try:
@@ -86,6 +87,7 @@ class PolicyServer:
 
     def close(self) -> None:
         """Close all connections, without waiting for inference that is still running."""
+        self._batcher.close()
         if self._listener is not None:
             self._listener.close()
         with self._lock:
@@ -122,7 +124,7 @@ class PolicyServer:
                 connection, self._token, spec, deadline_s=deadline_s, admit=lambda: self._admit(connection)
             )
             self._log(f"{name} connected")
-            self._answer_requests(connection, max_body=max_request_bytes(spec))
+            self._answer_requests(connection)
             self._log(f"{name} disconnected")
         except WireError as error:
             if connection in self._clients or self._unproven.remove(connection):
@@ -148,29 +150,51 @@ class PolicyServer:
             self._crowd_logged_s = now_s
             self._log("many connections without the token: the oldest ones are closed. Robots are still served")
 
-    def _answer_requests(self, connection: Connection, *, max_body: int) -> None:
+    def _answer_requests(self, connection: Connection) -> None:
+        incoming = self._weights.incoming() if self._weights is not None else None
+        receives = self._weights is not None and self._weights.max_bytes > 0
+        max_body = MAX_BODY if receives else max_request_bytes(self._policy.spec)
         while connection.wait_for_data():
             request = connection.receive(deadline_s=time.monotonic() + TRANSFER_S, max_body=max_body)
-            connection.send(self._respond(request), deadline_s=time.monotonic() + TRANSFER_S)
+            response = self._respond(connection, request, incoming)
+            connection.send(response, deadline_s=time.monotonic() + TRANSFER_S)
 
     def _forget(self, connection: Connection) -> None:
         self._unproven.remove(connection)
+        self._batcher.forget(connection)
         connection.close()
         with self._lock:
             self._clients.discard(connection)
             del self._connections[connection]
 
-    def _respond(self, request: Message) -> Message:
+    def _respond(self, connection: Connection, request: Message, incoming: IncomingWeights | None) -> Message:
         started_s = time.monotonic()
         try:
             if request.kind == "reset":
                 self._policy.reset()
                 return Message(kind="done")
+            if request.kind in ("use", "weights"):
+                if self._weights is None or incoming is None:
+                    raise UsageError("the weights of this server do not change. Start it with --receive")
+                return self._weights.respond(request, incoming)
             if request.kind != "act":
                 raise UsageError(f"unknown request {request.kind[:20]!r}")
-            chunk = self._policy.act(*read_act(request, self._policy.spec))
+            min_version = read_min_version(request)
+            chunk = self._compute(connection, request).chunk
+            if chunk.policy_version < min_version:
+                return Message(kind="outdated", fields={"policy_version": int(chunk.policy_version)})
             return chunk_message(request.fields.get("number"), chunk, server_s=time.monotonic() - started_s)
         except Exception as error:  # a bad request must not end the server
             if not isinstance(error, DovetailError):
                 self._log(f"a request failed: {type(error).__name__}: {error}")
             return Message(kind="error", fields={"message": f"the request failed: {error}"})
+
+    def _compute(self, connection: Connection, request: Message) -> Computed:
+        """Wait for the policy. The request is dropped if its client leaves."""
+        result = self._batcher.submit(connection, *read_act(request, self._policy.spec))
+        while not wait([result], _LEFT_S).done:
+            if not connection.is_idle():
+                result.cancel()
+        if result.cancelled():
+            raise UsageError("the server is closing")
+        return result.result()

@@ -5,7 +5,9 @@ from __future__ import annotations
 import math
 import threading
 import time
+import warnings
 from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
@@ -14,20 +16,22 @@ import numpy as np
 from pydantic import Field, field_validator
 
 from dovetail.config.model import Config
-from dovetail.core.errors import PolicyError, SpecMismatch, UsageError
+from dovetail.core.errors import PolicyUnreachable, SpecMismatch, UsageError
 from dovetail.core.specs import PolicySpec, RobotSpec
 from dovetail.core.types import ActContext, ActionChunk, Array, WeightSnapshot
 from dovetail.policies.checkpoints.axes import ActionAxes
 from dovetail.policies.inputs import check_inputs, zero_inputs
+from dovetail.policies.openpi.context import context_to_wire
 from dovetail.policies.openpi.keys import Keys, key_map
 from dovetail.policies.openpi.session import Session
 from dovetail.policies.remote.handshake import read_api_key
-from dovetail.policies.remote.policy import ADVICE, check_address
+from dovetail.policies.remote.policy import ADVICE, check_address, failure
 from dovetail.policies.remote.wire import WireError
 
 __all__ = ["OpenpiConfig", "OpenpiPolicy"]
 
 T = TypeVar("T")
+_NO_STATE = np.zeros((1, 0), np.float32)  # no axis is relative
 
 
 class OpenpiConfig(Config):
@@ -60,8 +64,8 @@ class OpenpiPolicy:
     """See the Policy contract. The spec comes from the settings and the robot; answers are checked against it.
 
     The constructor does not connect. A failed request is not repeated, because the robot has moved meanwhile; the next call
-    connects again. The protocol has no prefix, so the policy cannot be guided (actor.type=rtc is refused). It has no batches
-    either: the rows of a batch are sent one after another.
+    connects again. A server of ours also gets the context and guides (actor.type=rtc). Stock servers cannot: chunks are then
+    not guided, as in chunk mode `naive`, and a warning says so. The protocol has no batches: rows are sent in turn.
 
     Each chunk has two more extras: `server_s` [B], the inference time that the server states, and `network_s` [B], the rest.
     """
@@ -74,6 +78,7 @@ class OpenpiPolicy:
         self._keys = key_map(config.keys)
         self._session: Session | None = None
         self._is_warm = False  # whether the server has answered
+        self._has_warned = False
         self._lock = threading.Lock()  # one request at a time
 
     @cached_property
@@ -88,6 +93,7 @@ class OpenpiPolicy:
             action_kind=robot.action_kind,
             parts=robot.parts,
             horizon=self._config.horizon,
+            guidable=True,  # by a server of ours
             prompted=self._keys.prompt is not None,
         )
 
@@ -95,7 +101,10 @@ class OpenpiPolicy:
         inputs = check_inputs(observations, self.spec)
         num_rows = len(next(iter(inputs.values())))
         with self._lock:
-            answers = [self._request(lambda row=row: self._infer(inputs, row)) for row in range(num_rows)]  # type: ignore[misc]
+            answers = [
+                self._request(lambda row=row: self._infer(inputs, context, row))  # type: ignore[misc]
+                for row in range(num_rows)
+            ]
         times = {name: np.array([one[name] for one in answers], np.float32) for name in ("server_s", "network_s")}
         return ActionChunk(
             actions=np.stack([one["actions"] for one in answers]),
@@ -127,11 +136,16 @@ class OpenpiPolicy:
 
     # ---- one request, one answer
 
-    def _infer(self, inputs: Mapping[str, Array], row: int) -> dict[str, Any]:
+    def _infer(self, inputs: Mapping[str, Array], context: ActContext, row: int) -> dict[str, Any]:
         session = self._connect()
+        observation = self._keys.to_wire(inputs, row=row)
+        if session.metadata.get("context") is True:
+            observation |= context_to_wire(self._to_server(context), row=row)
+        if context.prefix is not None and session.metadata.get("guidable") is not True:
+            self._warn_unguided()
         started_s = time.monotonic()
         timeout_s = self._config.timeout_s if self._is_warm else self._config.first_timeout_s
-        answer = session.ask(self._keys.to_wire(inputs, row=row), deadline_s=started_s + timeout_s)
+        answer = session.ask(observation, deadline_s=started_s + timeout_s)
         total_s = time.monotonic() - started_s
         actions = self._read_actions(answer.get("actions"))
         self._is_warm = True
@@ -143,6 +157,22 @@ class OpenpiPolicy:
             "network_s": total_s - server_s,
             "policy_version": version if type(version) is int and 0 <= version < 2**63 else 0,
         }
+
+    def _to_server(self, context: ActContext) -> ActContext:
+        """The context with its prefix in the server's order of the axes."""
+        if context.prefix is None:
+            return context
+        return replace(context, prefix=self._axes.to_checkpoint(context.prefix, _NO_STATE))
+
+    def _warn_unguided(self) -> None:
+        if not self._has_warned:
+            self._has_warned = True
+            warnings.warn(
+                f"openpi server {self._config.address} cannot guide chunks: actor.type=rtc acts as actor.type=naive, and "
+                "the arm may jump between chunks. Use actor.type=soft",
+                UserWarning,
+                stacklevel=2,
+            )
 
     def _read_actions(self, actions: Any) -> Array:
         """Actions [H, A] of an answer, in the robot's order and within its limits."""
@@ -161,7 +191,7 @@ class OpenpiPolicy:
             )
         if not np.isfinite(actions).all():
             raise WireError("received actions that are not finite")
-        ours = self._axes.to_robot(actions.astype(np.float32)[None], np.zeros((1, 0), np.float32))[0]
+        ours = self._axes.to_robot(actions.astype(np.float32)[None], _NO_STATE)[0]
         return np.asarray(np.clip(ours, *self._robot.action.bounds))
 
     @cached_property
@@ -180,9 +210,8 @@ class OpenpiPolicy:
         except (WireError, TimeoutError) as error:
             self._disconnect()
             text = str(error) or "no answer in time"
-            raise PolicyError(
-                f"openpi server {self._config.address}: {text}{ADVICE.get(type(error), '')}"
-            ) from error
+            kind = failure(error) if isinstance(error, WireError) else PolicyUnreachable
+            raise kind(f"openpi server {self._config.address}: {text}{ADVICE.get(type(error), '')}") from error
         except BaseException:
             self._disconnect()
             raise

@@ -12,7 +12,7 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus, WebSocketExce
 from websockets.sync.client import ClientConnection, connect
 
 from dovetail.policies.openpi.packing import MAX_MESSAGE, pack, unpack
-from dovetail.policies.remote.connection import ConnectionLost, DeadlineExceeded
+from dovetail.policies.remote.connection import CannotConnect, ConnectionLost, DeadlineExceeded
 from dovetail.policies.remote.wire import WireError
 
 __all__ = ["Session"]
@@ -38,7 +38,9 @@ class Session:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         except OSError as error:
             reason = (error.strerror or str(error)).lower()
-            raise WireError(f"cannot connect ({reason}). Start the server, or correct policy.address") from error
+            raise CannotConnect(
+                f"cannot connect ({reason}). Start the server, or correct policy.address"
+            ) from error
         try:
             self._socket: ClientConnection = connect(
                 f"ws://{address}{path}",

@@ -9,7 +9,7 @@ import time
 
 from dovetail.policies.remote.wire import MAX_BODY, PREFIX, Header, Message, WireError, encode, read_sizes
 
-__all__ = ["Connection", "ConnectionLost", "DeadlineExceeded"]
+__all__ = ["CannotConnect", "Connection", "ConnectionLost", "DeadlineExceeded"]
 
 _READ_BYTES = 1 << 18
 
@@ -20,6 +20,10 @@ class DeadlineExceeded(WireError):
 
 class ConnectionLost(WireError):
     """The other side closed the connection, or the network failed."""
+
+
+class CannotConnect(ConnectionLost):
+    """Nothing listens at the address, or the network does not lead there."""
 
 
 class Connection:

@@ -35,6 +35,7 @@ __all__ = [
     "make_token",
     "read_api_key",
     "read_token",
+    "same_spec",
     "server_handshake",
 ]
 
@@ -179,6 +180,11 @@ def _is_proven(message: Message, expected: str) -> bool:
 
 
 # ---- specs
+
+
+def same_spec(one: PolicySpec, other: PolicySpec) -> bool:
+    """Whether both are equal in all that the handshake sends."""
+    return _spec_to_json(one) == _spec_to_json(other)
 
 
 def _spec_to_json(spec: PolicySpec) -> dict[str, Any]:

@@ -6,25 +6,24 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import ClassVar, TypeVar
 
 import numpy as np
-from pydantic import Field, field_validator
 
-from dovetail.config.model import Config
-from dovetail.core.errors import PolicyError, UsageError
+from dovetail.config.policy_server import PolicyServerConfig, check_address
+from dovetail.core.errors import PolicyError, PolicyUnreachable, UsageError
 from dovetail.core.images import seen_inputs
 from dovetail.core.specs import PolicySpec, RobotSpec
 from dovetail.core.types import ActContext, ActionChunk, Array, WeightSnapshot
 from dovetail.policies.inputs import check_inputs, zero_inputs
-from dovetail.policies.remote.connection import Connection, ConnectionLost, DeadlineExceeded
-from dovetail.policies.remote.handshake import check_token, client_handshake, read_token
+from dovetail.policies.remote.connection import CannotConnect, Connection, ConnectionLost, DeadlineExceeded
+from dovetail.policies.remote.handshake import check_token, client_handshake, read_token, same_spec
 from dovetail.policies.remote.requests import act_message, max_response_bytes, read_chunk
 from dovetail.policies.remote.wire import Message, WireError
 
-__all__ = ["ADVICE", "RemoteConfig", "RemotePolicy", "check_address"]
+__all__ = ["ADVICE", "RemoteConfig", "RemotePolicy", "check_address", "failure"]
 
 T = TypeVar("T")
 ADVICE: Mapping[type[Exception], str] = {
@@ -33,29 +32,8 @@ ADVICE: Mapping[type[Exception], str] = {
 }
 
 
-def check_address(address: str) -> str:
-    host, _, port = address.rpartition(":")
-    if not host or not (port.isascii() and port.isdigit() and 0 < int(port) < 1 << 16):
-        raise ValueError("should be host:port, such as gpu-box:7411")
-    return address
-
-
-class RemoteConfig(Config):
-    BASIC: ClassVar[Collection[str]] = ("address", "token_file")
-
-    address: str
-    """Address of the server: host:port, or [host]:port for IPv6."""
-    token_file: str | None = None
-    """File with the server's token, readable only by its owner. The token itself is not a setting, because runs store
-    their settings."""
-    token_env: str = "DOVETAIL_TOKEN"
-    """Environment variable with the token, used without token_file."""
-    connect_timeout_s: float = Field(default=5.0, gt=0.0)
-    """Maximum time to connect, in seconds. A reconnection during an episode delays a chunk by up to this time."""
-    timeout_s: float = Field(default=2.0, gt=0.0)
-    """Maximum time for a chunk, in seconds: network and inference."""
-
-    _check_address = field_validator("address")(check_address)
+class RemoteConfig(PolicyServerConfig):
+    pass
 
 
 class RemotePolicy:
@@ -73,11 +51,12 @@ class RemotePolicy:
     Config: ClassVar[type[RemoteConfig]] = RemoteConfig
     brings_weights: ClassVar[bool] = True
 
-    def __init__(self, config: RemoteConfig, *, robot: RobotSpec | None = None, seed: int = 0) -> None:
+    def __init__(self, config: PolicyServerConfig, *, robot: RobotSpec | None = None, seed: int = 0) -> None:
         self._config = config
         self._spec: PolicySpec | None = None
         self._connection: Connection | None = None
         self._number = 0  # of the last request
+        self._min_version = 0  # of the weights that may compute a chunk
         self._lock = threading.Lock()  # one request at a time
 
     @property
@@ -103,20 +82,19 @@ class RemotePolicy:
 
     def reset(self) -> None:
         """Tell the server that an episode begins. Raises an error if the server is gone, before the robot moves."""
-
-        def exchange(connection: Connection, spec: PolicySpec) -> None:
-            deadline_s = time.monotonic() + self._config.timeout_s
-            connection.send(Message(kind="reset"), deadline_s=deadline_s)
-            connection.receive(deadline_s=deadline_s, max_body=0).expect("done")
-
         with self._lock:
-            self._request(exchange)
+            self._request(self._reset)
 
     def close(self) -> None:
         with self._lock:
             self._disconnect()
 
     # ---- one request, one response
+
+    def _reset(self, connection: Connection, spec: PolicySpec) -> None:
+        deadline_s = time.monotonic() + self._config.timeout_s
+        connection.send(Message(kind="reset"), deadline_s=deadline_s)
+        connection.receive(deadline_s=deadline_s, max_body=0).expect("done")
 
     def _chunk(
         self, connection: Connection, spec: PolicySpec, observations: Mapping[str, Array], context: ActContext
@@ -126,7 +104,8 @@ class RemotePolicy:
         self._number += 1
         started_s = time.monotonic()
         deadline_s = started_s + self._config.timeout_s
-        connection.send(act_message(self._number, inputs, context), deadline_s=deadline_s)
+        request = act_message(self._number, inputs, context, min_version=self._min_version)
+        connection.send(request, deadline_s=deadline_s)
         max_body = max_response_bytes(spec, num_rows=num_rows)
         response = connection.receive(deadline_s=deadline_s, max_body=max_body)
         total_s = time.monotonic() - started_s
@@ -147,7 +126,7 @@ class RemotePolicy:
             return exchange(*self._connect())
         except WireError as error:
             self._disconnect()
-            raise PolicyError(
+            raise failure(error)(
                 f"policy server {self._config.address}: {error}{ADVICE.get(type(error), '')}"
             ) from error
         except BaseException:
@@ -166,13 +145,16 @@ class RemotePolicy:
         except OSError as error:
             reason = (error.strerror or str(error)).lower()
             advice = "Start it with `dovetail serve RUN`, or correct policy.address"
-            raise WireError(f"cannot connect ({reason}). {advice}") from error
+            raise CannotConnect(f"cannot connect ({reason}). {advice}") from error
         self._connection = Connection(sock)
         spec = client_handshake(self._connection, token, deadline_s=deadline_s)
-        if self._spec is not None and spec != self._spec:
-            raise WireError("the server has another policy than before. Restart this process")
-        self._spec = spec
-        return self._connection, spec
+        if self._spec is None:
+            self._spec = spec
+        if not same_spec(spec, self._spec):
+            raise WireError(
+                "the server has another policy than this process or than before. Start it from the same run or config"
+            )
+        return self._connection, self._spec
 
     def _disconnect(self) -> None:
         if self._connection is not None:
@@ -188,6 +170,11 @@ class RemotePolicy:
                 f"policy 'remote' has no token. Copy the server's token file and set policy.token_file, or set ${name}"
             )
         return check_token(os.environ[name].strip().encode(), where=f"${name}")
+
+
+def failure(error: WireError) -> type[PolicyError]:
+    """The kind of error that a caller of the policy gets."""
+    return PolicyUnreachable if isinstance(error, ConnectionLost | DeadlineExceeded) else PolicyError
 
 
 def _check_chunk(chunk: ActionChunk, spec: PolicySpec, num_rows: int) -> None:

@@ -1,7 +1,9 @@
 """Requests to a policy server and its responses, as messages of `wire`.
 
-robot:  act      observations, context                   server: chunk, or error
+robot:  act      observations, context, minimum version  server: chunk, outdated, or error
 robot:  reset                                            server: done
+robot:  use      version and hashes of weights           server: using, send, or error
+robot:  weights  arrays of a component, after `send`     server: done, or error
 """
 
 from __future__ import annotations
@@ -19,10 +21,25 @@ from dovetail.core.types import ActContext, ActionChunk, Array
 from dovetail.policies.inputs import check_inputs
 from dovetail.policies.remote.wire import MAX_BODY, Message, WireError, checked_int
 
-__all__ = ["act_message", "chunk_message", "max_request_bytes", "max_response_bytes", "read_act", "read_chunk"]
+__all__ = [
+    "OutdatedWeights",
+    "act_message",
+    "chunk_message",
+    "context_fields",
+    "max_request_bytes",
+    "max_response_bytes",
+    "read_act",
+    "read_chunk",
+    "read_context",
+    "read_min_version",
+]
 
 MAX_ROWS = 64
 _PREFIX = "context/prefix"
+
+
+class OutdatedWeights(WireError):
+    """The server's weights are older than the request allows."""
 
 
 def max_request_bytes(spec: PolicySpec) -> int:
@@ -38,34 +55,47 @@ def max_response_bytes(spec: PolicySpec, *, num_rows: int) -> int:
     return min(num_rows * (16 * spec.horizon * math.prod(spec.action.shape) * 4 + 4096), MAX_BODY)
 
 
-def act_message(number: int, inputs: Mapping[str, Array], context: ActContext) -> Message:
-    fields = {
-        "number": number,
+def act_message(number: int, inputs: Mapping[str, Array], context: ActContext, *, min_version: int = 0) -> Message:
+    prefix = {} if context.prefix is None else {_PREFIX: context.prefix}
+    fields = {"number": number, **context_fields(context), "min_version": min_version}
+    return Message(kind="act", fields=fields, arrays={**inputs, **prefix})
+
+
+def context_fields(context: ActContext) -> dict[str, Any]:
+    """A context without its prefix, as plain values."""
+    return {
         "deterministic": bool(context.deterministic),
         "seed": None if context.seed is None else int(context.seed),
         "delay": int(context.delay),
         "horizon": int(context.horizon),
     }
-    prefix = {} if context.prefix is None else {_PREFIX: context.prefix}
-    return Message(kind="act", fields=fields, arrays={**inputs, **prefix})
 
 
 def read_act(message: Message, spec: PolicySpec) -> tuple[dict[str, Array], ActContext]:
     """The arguments of `Policy.act`. Raise UsageError if the request does not fit the spec."""
-    fields, prefix = message.fields, message.arrays.get(_PREFIX)
     inputs = check_inputs(message.arrays, spec)
     num_rows = len(next(iter(inputs.values())))
     if not 0 < num_rows <= MAX_ROWS:
         raise UsageError(f"a request should have 1 to {MAX_ROWS} rows, got {num_rows}")
+    return inputs, read_context(message.fields, message.arrays.get(_PREFIX), spec, num_rows=num_rows)
+
+
+def read_context(fields: Mapping[str, Any], prefix: Any, spec: PolicySpec, *, num_rows: int) -> ActContext:
+    """The context of a request. Raise UsageError if it does not fit the spec."""
     action = spec.action.shape
-    if prefix is not None and (
-        prefix.dtype.kind != "f" or prefix.shape[:1] + prefix.shape[2:] != (num_rows, *action)
+    if prefix is not None and not (
+        isinstance(prefix, np.ndarray)
+        and prefix.dtype.kind == "f"
+        and prefix.ndim == 2 + len(action)
+        and prefix.shape[:1] + prefix.shape[2:] == (num_rows, *action)
+        and prefix.shape[1] <= 4 * spec.horizon
     ):
         sizes = ", ".join(map(str, (num_rows, "H", *action)))
-        raise UsageError(f"the prefix should be float [{sizes}], got {prefix.dtype}{list(prefix.shape)}")
+        found = f"{prefix.dtype}{list(prefix.shape)}" if isinstance(prefix, np.ndarray) else type(prefix).__name__
+        raise UsageError(f"the prefix should be float [{sizes}], got {found}")
     try:
         seed = fields["seed"]
-        context = ActContext(
+        return ActContext(
             deterministic=fields["deterministic"] is True,
             seed=None if seed is None else checked_int(seed, low=-(2**63), high=2**64 - 1),
             prefix=prefix,
@@ -74,7 +104,14 @@ def read_act(message: Message, spec: PolicySpec) -> tuple[dict[str, Array], ActC
         )
     except (KeyError, ValueError) as error:
         raise UsageError(f"the request has an invalid context: {error}") from error
-    return inputs, context
+
+
+def read_min_version(message: Message) -> int:
+    """The oldest version of the weights that may compute the chunk."""
+    try:
+        return checked_int(message.fields.get("min_version", 0), low=0, high=2**63 - 1)
+    except ValueError as error:
+        raise UsageError(f"the request has an invalid minimum version: {error}") from error
 
 
 def chunk_message(number: Any, chunk: ActionChunk, *, server_s: float) -> Message:
@@ -85,6 +122,8 @@ def chunk_message(number: Any, chunk: ActionChunk, *, server_s: float) -> Messag
 
 def read_chunk(message: Message, number: int) -> tuple[ActionChunk, float]:
     """The response to request `number`, and the seconds that the server needed."""
+    if message.kind == "outdated":
+        raise OutdatedWeights("the server has older weights than the request names")
     fields = message.expect("chunk").fields
     try:
         server_s, version = fields["server_s"], checked_int(fields["policy_version"], low=0, high=2**63 - 1)

@@ -24,6 +24,7 @@ from dovetail.core.types import Array
 
 __all__ = [
     "DTYPES",
+    "MAX_ARRAYS",
     "MAX_BODY",
     "MAX_HEADER",
     "PREFIX",

@@ -6,6 +6,7 @@ import inspect
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -113,13 +114,18 @@ class Assembly:
         return policy_robot(self.config, self.robot.spec)
 
     def policy(self) -> Policy:
-        """A new, untrained policy that fits robot and task, on the device where it acts."""
-        return self._fitting(build_acting_policy)
+        """A new, untrained policy that fits robot and task, on the device or server where it acts."""
+        simulated = isinstance(self.clock, SimulatedClock)
+        return self._fitting(partial(build_acting_policy, server=self.config.policy_server, simulated=simulated))
 
     def policy_spec(self) -> PolicySpec:
         """The spec of `policy`. Raise an error if it does not fit or its device is missing."""
-        check_device(self.config.policy)
+        self._check_device()
         return self._fitting(build_policy).spec
+
+    def _check_device(self) -> None:
+        if self.config.policy_server is None:  # a server has the device
+            check_device(self.config.policy)
 
     def _fitting(self, build: Callable[..., Policy]) -> Policy:
         robot, config = self.policy_robot, self.config
@@ -184,7 +190,7 @@ class Assembly:
         `actor.swap_weights` allows it. The policy is untrained until `load`.
         """
         config = self.config.actor.config
-        check_device(self.config.policy)  # before the arm moves, even for demonstrations
+        self._check_device()  # before the arm moves, even for demonstrations
         self._lock_arm()
         if isinstance(config, ConfiguresLayout) and config.layout == "processes":
             host = self._host(spool, weights)
@@ -356,6 +362,10 @@ def build_assembly(
     """
     if early_devices is None and live is not None:
         early_devices = StopDevices(config.operator)  # first: a press is heard while the rest is built
+    if config.policy_server is not None and is_on_policy(config):
+        raise UsageError(
+            f"algorithm '{config.algorithm.type}' is on-policy and computes next to its worlds. Set policy_server=null"
+        )
     torch.set_num_threads(1)  # more threads than cores would slow down every process
     workcell = build_workcell(
         task=config.task,

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Protocol, cast, runtime_checkable
 
+from dovetail.config.policy_server import LearningServerConfig
 from dovetail.config.schema import PluginSection
 from dovetail.core.abilities import ConfiguresDevice, ConfiguresProposal, MovesToDevice
 from dovetail.core.bfloat16 import BFLOAT16, from_bfloat16
@@ -22,6 +23,7 @@ from dovetail.core.specs import RobotSpec
 from dovetail.core.tensor_files import read_tensors, tensor_blocks
 from dovetail.core.types import Array, WeightSnapshot
 from dovetail.policies.components import NetworkPolicyConfig
+from dovetail.policies.remote.trained import TrainedRemotePolicy
 from dovetail.policies.vla.settings import MODEL, UserModelConfig, VlaConfig
 from dovetail.runs.assembly.base_policy import BASE, HasBase, build_base, save_base
 from dovetail.runs.component_folder import COMPONENTS
@@ -87,9 +89,20 @@ def build_policy(section: PluginSection, *, robot: RobotSpec, seed: int, compone
 
 
 def build_acting_policy(
-    section: PluginSection, *, robot: RobotSpec, seed: int, components: Path | None = None
+    section: PluginSection,
+    *,
+    robot: RobotSpec,
+    seed: int,
+    components: Path | None = None,
+    server: LearningServerConfig | None = None,
+    simulated: bool = False,
 ) -> Policy:
-    """A new policy that computes where `policy.device` says. Sets the number of CPU threads of this process."""
+    """A new policy that computes where `policy.device` says. Sets the number of CPU threads of this process.
+
+    With a server, the policy computes there; `simulated` time waits for a server that is gone."""
+    if server is not None:
+        spec = build_policy(section, robot=robot, seed=seed, components=components).spec
+        return TrainedRemotePolicy(server, spec=spec, waits=simulated)
     device = check_device(section)
     policy = build_policy(section, robot=robot, seed=seed, components=components)
     if isinstance(section.config, ConfiguresDevice):

@@ -1,0 +1,187 @@
+"""A run whose policy computes on a server: data and weights equal those of a local policy, also if the server is killed."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from contextlib import ExitStack, contextmanager
+
+import numpy as np
+import pytest
+
+from dovetail.config.load import load
+from dovetail.config.policy_server import LearningServerConfig
+from dovetail.core.errors import PolicyError, PolicyUnreachable, UsageError
+from dovetail.core.types import ActContext, WeightSnapshot
+from dovetail.policies.gaussian_mlp import GaussianMLP, GaussianMLPConfig
+from dovetail.policies.remote.handshake import make_token
+from dovetail.policies.remote.trained import TrainedRemotePolicy
+from dovetail.policies.remote.weights import IncomingWeights, weight_messages
+from dovetail.policies.remote.wire import Message
+from dovetail.robot_host.following_policy import FollowingPolicy
+from dovetail.runs.assembly.build import build_assembly
+from dovetail.runs.folder import RunFolder
+from dovetail.runtime.inline import InlineRun
+from dovetail.serve.server import PolicyServer
+from dovetail.serve.weights import ServedWeights
+from support.policy_servers import ROBOT, TOKEN, inputs, serve_process
+from support.run_digests import episode_digests, weight_digests
+
+STILL = ActContext(deterministic=True)
+CONFIG = """
+task: {type: "dovetail.testing.fakes:FakeTask", max_steps: 8}
+robot: "dovetail.testing.fakes:FakeArm"
+operator: none
+policy: {type: gaussian_mlp, hidden: [8]}
+algorithm: {type: rlpd, batch_size: 8, hidden: [8]}
+learner: {bc_updates: 0, warmup_updates: 0, utd: 0.25}
+run: {demos: 0, env_steps: 40, eval_episodes: 2, untrained_episodes: 1}
+"""
+
+
+def make(seed: int = 3) -> GaussianMLP:
+    return GaussianMLP(GaussianMLPConfig(hidden=(8,)), robot=ROBOT, seed=seed)
+
+
+def snapshot(version: int, seed: int) -> WeightSnapshot:
+    return WeightSnapshot(version=version, components=make(seed).weights(), hashes={})
+
+
+@contextmanager
+def receiving(log=None, *, receive=True, port=0):
+    policy = FollowingPolicy(make, takes_weights=True)
+    weights = ServedWeights(
+        policy, max_bytes=policy.max_weight_bytes if receive else 0, log=(log if log is not None else []).append
+    )
+    server = PolicyServer(policy, token=TOKEN, weights=weights, max_rows=1)
+    address = server.listen(port=port)
+    stopped = threading.Event()
+    thread = threading.Thread(target=server.run, args=(stopped.is_set,))
+    thread.start()
+    try:
+        yield address
+    finally:
+        stopped.set()
+        thread.join(10)
+
+
+@pytest.fixture
+def arm(monkeypatch):
+    monkeypatch.setenv("TEST_TOKEN", TOKEN.decode())
+    made = []
+
+    def connect(address, *, waits=False, **settings):
+        config = LearningServerConfig(address=address, token_env="TEST_TOKEN", **settings)
+        made.append(TrainedRemotePolicy(config, spec=make().spec, waits=waits))
+        return made[-1]
+
+    yield connect
+    for policy in made:
+        policy.close()
+
+
+def local(seed: int):
+    policy = make(seed)
+    return policy.act(inputs(policy.spec), STILL).actions
+
+
+def test_server_acts_with_the_weights_that_the_arm_loads_and_gets_them_once(arm):
+    log: list[str] = []
+    with receiving(log) as address:
+        one, other = arm(address), arm(address)
+        for version, seed in ((1, 11), (2, 12), (1, 11)):  # the last one is a rollback
+            for policy in (one, other):
+                policy.load(snapshot(version, seed))
+                chunk = policy.act(inputs(policy.spec), STILL)
+                assert chunk.policy_version == version
+                np.testing.assert_array_equal(chunk.actions, local(seed))
+    assert log == ["weights version 1", "weights version 2", "weights version 1"]
+
+
+def test_older_weights_of_another_arm_never_answer_a_request(arm):
+    with receiving() as address:
+        one, other = arm(address), arm(address)
+        one.load(snapshot(5, 15))
+        other.load(snapshot(4, 14))
+        assert one.act(inputs(one.spec), STILL).policy_version == 5
+        assert other.act(inputs(other.spec), STILL).policy_version == 5
+
+
+def test_restarted_server_gets_the_weights_again_and_a_missing_one_means_hold(arm):
+    with receiving() as address:
+        policy = arm(address)
+        policy.load(snapshot(1, 11))
+        policy.act(inputs(policy.spec), STILL)
+    with pytest.raises(PolicyUnreachable, match="cannot connect"):
+        policy.act(inputs(policy.spec), STILL)
+    policy.reset()  # on the real clock, the next episode holds too
+    policy.load(snapshot(2, 12))
+    with receiving(port=int(address.rpartition(":")[2])):
+        chunk = policy.act(inputs(policy.spec), STILL)
+    assert chunk.policy_version == 2
+    np.testing.assert_array_equal(chunk.actions, local(12))
+
+
+def test_server_without_receive_and_foreign_or_huge_weights_are_refused(arm):
+    with receiving(receive=False) as address, pytest.raises(PolicyError, match=r"Start it with --receive"):
+        arm(address).load(snapshot(1, 11))
+    with receiving() as address:
+        policy = arm(address)
+        policy.load(snapshot(1, 11))
+        wrong = {name: dict(arrays) for name, arrays in snapshot(2, 12).components.items()}
+        name = next(iter(wrong["actor"]))
+        wrong["actor"][name] = np.full_like(wrong["actor"][name], np.nan)
+        with pytest.raises(PolicyError, match=r"non-finite|not finite"):
+            policy.load(WeightSnapshot(version=2, components=wrong, hashes={}))
+    incoming = IncomingWeights(max_bytes=100)
+    with pytest.raises(UsageError, match="larger than the policy"):
+        incoming.add(Message(kind="weights", fields={"component": "a"}, arrays={"x": np.zeros(26, np.float32)}))
+
+
+def test_weights_are_sent_in_parts_and_arrive_equal():
+    arrays = {f"w{i}": np.full(3, i, np.float32) for i in range(600)}
+    sent = WeightSnapshot(version=1, components={"big": arrays, "small": {"w": np.zeros(2)}}, hashes={})
+    parts = list(weight_messages(sent))
+    assert [len(part.arrays) for part in parts] == [256, 256, 88, 1]
+
+
+def test_on_policy_learning_is_refused_with_a_server(tmp_path):
+    path = tmp_path / "c.yaml"
+    path.write_text(CONFIG.replace("{type: rlpd, batch_size: 8, hidden: [8]}", "ppo"))
+    config = load([path], ["policy_server.address=localhost:1"])
+    with pytest.raises(UsageError, match="is on-policy and computes next to its worlds"):
+        build_assembly(config)
+
+
+def test_learning_with_a_killed_server_equals_learning_with_a_local_policy(tmp_path, monkeypatch):
+    """The server is a real process without the run's folder. It is killed in an episode and started again."""
+    path = tmp_path / "c.yaml"
+    path.write_text(CONFIG)
+    InlineRun(RunFolder.create(tmp_path / "local", load([path]))).run()
+    token = make_token(tmp_path / "token")
+    serve = (str(path), "--receive", "--token-file", str(token), "--port")
+    calls, act = [], TrainedRemotePolicy.act
+    with ExitStack() as servers:
+        process, address = servers.enter_context(serve_process(*serve, "0", folder=tmp_path))
+
+        def restart() -> None:
+            servers.enter_context(serve_process(*serve, address.rpartition(":")[2], folder=tmp_path))
+
+        restarting = threading.Thread(target=restart)
+
+        def killing_act(self, observations, context):
+            calls.append(1)
+            if len(calls) == 20:  # in an online episode
+                process.kill()
+                process.wait()
+                restarting.start()
+            return act(self, observations, context)
+
+        monkeypatch.setattr(TrainedRemotePolicy, "act", killing_act)
+        config = load([path], [f"policy_server.address={address}", f"policy_server.token_file={token}"])
+        InlineRun(RunFolder.create(tmp_path / "served", config)).run()
+        restarting.join()
+    assert process.returncode == -signal.SIGKILL and len(calls) > 40
+    local, served = tmp_path / "local", tmp_path / "served"
+    assert episode_digests(served) == episode_digests(local) and len(episode_digests(local)) > 5
+    assert weight_digests(served) == weight_digests(local)
