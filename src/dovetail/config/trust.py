@@ -132,8 +132,8 @@ def check_stored(config: Any, folder: Path, *, file: Path | None = None) -> None
         if exposed := _exposed(folder):
             why, then = exposed.problem, f"{exposed.advice}. "
         raise PluginError(
-            f"{why}, and its config names {what} ({path}). {then}Read {file or folder / _CONFIG}. If you trust it, run "
-            f"`dovetail trust {folder}` once"
+            f"{why}, and its config names {what} ({_shown(path)}). {then}Read {file or folder / _CONFIG}. If you trust it, "
+            f"run `dovetail trust {folder}` once"
         )
 
 
@@ -157,16 +157,20 @@ def _named(value: Any, path: str, folder: Path) -> Iterator[tuple[str, str]]:
             kind = _SECTIONS[key]
             for name in _plugin_names(kind, item):
                 if not _is_harmless(kind, name):
-                    yield place, f"the {kind} '{name[:80]}'"
+                    yield place, f"the {kind} {name[:80]!r}"
         elif key in _OUTSIDE and item and item != _DEFAULTS.get(key):
             yield place, f"{_OUTSIDE[key]} ({str(item)[:80]!r})"
         elif isinstance(item, str) and key in ("type", "id") and ":" in item:
-            yield place, f"the code '{item[:80]}'"
+            yield place, f"the code {item[:80]!r}"
         elif (
             key in _PATHS and item and not isinstance(item, Mapping | list | tuple) and not is_inside(item, folder)
         ):
             yield place, f"{_PATHS[key]} ({str(item)[:80]!r})"
         yield from _named(item, place, folder)
+
+
+def _shown(path: str) -> str:
+    return "".join(letter if letter.isprintable() else "?" for letter in path[:200])
 
 
 def _plugin_names(kind: str, section: Any) -> Iterator[str]:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Protocol, cast, runtime_checkable
 
 from pydantic import ValidationError
-from pydantic_core import PydanticCustomError
+from pydantic_core import PydanticCustomError, PydanticSerializationError
 
 from dovetail.config.load import load_saved
 from dovetail.config.schema import PluginSection
@@ -78,10 +78,12 @@ def _parsed(data: Mapping[str, Any], where: str) -> PluginSection:
         section = PluginSection.parse("policy", data)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
-        key = ".".join(map(str, first["loc"]))
-        raise ConfigError(f"{where}{f'.{key}' if key else ''}: {first['msg']}") from error
+        text = f"{'.'.join(map(str, (where, *first['loc'])))}: {first['msg']}"
+        raise ConfigError(" ".join(text.split())[:500]) from error
     except PydanticCustomError as error:
-        raise PluginError(f"{where}: {error.message()}") from error
+        raise PluginError(" ".join(f"{where}: {error.message()}".split())[:500]) from error
+    except (PydanticSerializationError, RecursionError) as error:
+        raise ConfigError(f"{where}: nested too deeply") from error
     return _without_base(section, where)
 
 
