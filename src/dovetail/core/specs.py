@@ -321,12 +321,13 @@ class BaseSpec:
     """A frozen base policy inside another one: see `dovetail.core.proposals`.
 
     It proposes chunks of `horizon` actions, a new one after `every` steps. `inputs` are observations that only it reads:
-    the replay does not store them.
+    the replay does not store them. `embedding_size` values of its inner features come with each chunk.
     """
 
     horizon: int
     every: int
     inputs: tuple[str, ...] = ()
+    embedding_size: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,6 +16,7 @@ __all__ = [
     "AdvantageConditioned",
     "ExplainsAbilities",
     "HasDiscreteGripper",
+    "HasEmbeddings",
     "HasFlatFeatures",
     "TrainablePolicy",
     "ValuedPolicy",
@@ -111,6 +112,18 @@ class HasFlatFeatures(Protocol):
 
     def flat_features(self, features: Any) -> Tensor:
         """[B, num_features], without gradients: for critics and values."""
+
+
+@runtime_checkable
+class HasEmbeddings(Protocol):
+    """A policy whose inner features others may read, as RLT does."""
+
+    @property
+    def embedding_width(self) -> int:
+        """W"""
+
+    def embeddings(self, observations: Mapping[str, Array]) -> tuple[Tensor, Tensor]:
+        """Its final embeddings [B, P, W] of the inputs of `act`, and their mask bool [B, P]."""
 
 
 def flat_features(policy: TrainablePolicy, features: Any) -> Tensor:

@@ -30,7 +30,6 @@ from dovetail.policies.vla.transformers import (
     aligned,
     attend,
     insert,
-    masked_mean,
     rotation,
     self_attention_layer,
 )
@@ -81,11 +80,11 @@ class PaliGemmaNetwork(FlowNetwork):
         bias = functional.pad(bias, (0, aligned(num_keys) - num_keys), value=-math.inf)
         return Prefix(keys, values, bias, rotation(positions, head_size=head_size), num_keys)
 
-    def summary(
+    def embeddings(
         self, images: Tensor, camera_mask: Tensor, tokens: Tensor, token_mask: Tensor, state: Tensor
-    ) -> Tensor:
+    ) -> tuple[Tensor, Tensor]:
         x, mask = self._embed(images, camera_mask, tokens, token_mask)
-        return masked_mean(self._read(x, mask, _bias(mask))[1], mask)
+        return self._read(x, mask, _bias(mask))[1], mask
 
     def velocity(self, x: Tensor, time: Tensor, prefix: Prefix) -> Tensor:
         """Without gradients, the action tokens' keys and values are written behind those of the prefix, in place."""

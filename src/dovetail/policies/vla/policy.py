@@ -102,6 +102,18 @@ class VlaPolicy(ActingVla):
         with torch.no_grad():
             return torch.cat((self.network.summary(*inputs).float(), inputs[-1]), dim=1)
 
+    @property
+    def embedding_width(self) -> int:
+        """See HasEmbeddings."""
+        width: int = self._setup.checkpoint.layout.sizes.text.width
+        return width
+
+    def embeddings(self, observations: Mapping[str, Array]) -> tuple[Tensor, Tensor]:
+        state = self._setup.state_axes.read(observations)
+        inputs = self._inputs(observations, state, torch.empty(len(state), 0, device=self._device))
+        with torch.inference_mode(False), torch.no_grad():
+            return self.network.embeddings(*inputs[:-1])
+
     def normalize_actions(self, actions: Tensor, observations: Mapping[str, Tensor] | None = None) -> Tensor:
         """Chunks [B, H, A] in the checkpoint's order, with NaN behind a shorter chunk."""
         if observations is None:
@@ -208,6 +220,10 @@ class VlaPolicy(ActingVla):
     def weights(self, components: Mapping[str, nn.Module] | None = None) -> Mapping[str, Mapping[str, Array]]:
         setup = self._setup
         return {**self._trained.arrays(components), NORMALIZER: to_arrays(setup.state, setup.action)}
+
+    def component_arrays(self, name: str) -> Mapping[str, Array]:
+        """The arrays of one component. What is not trained is only a hash: it stays in the checkpoint's folder."""
+        return self.weights()[name]
 
     def load(self, snapshot: WeightSnapshot) -> None:
         misfit = f"weights version {snapshot.version} do not fit policy '{self.family.name}': "

@@ -34,7 +34,6 @@ from dovetail.policies.vla.transformers import (
     aligned,
     attend,
     insert,
-    masked_mean,
     rotation,
     self_attention_layer,
     with_room,
@@ -84,11 +83,11 @@ class SmolVLANetwork(FlowNetwork):
         x, mask = self._embed(images, camera_mask, tokens, token_mask, state)
         return self._for_actions(self._read(x, mask)[0], mask)
 
-    def summary(
+    def embeddings(
         self, images: Tensor, camera_mask: Tensor, tokens: Tensor, token_mask: Tensor, state: Tensor
-    ) -> Tensor:
+    ) -> tuple[Tensor, Tensor]:
         x, mask = self._embed(images, camera_mask, tokens, token_mask, state)
-        return masked_mean(self._read(x, mask)[1], mask)
+        return self._read(x, mask)[1], mask
 
     def velocity(self, x: Tensor, time: Tensor, prefix: SmolVLAPrefix) -> Tensor:
         """The velocity, float32, of noisy actions x [B, H, A]. `time` [B or 1, W] comes from `embed_times`.
