@@ -10,6 +10,7 @@ from torch import Generator, Tensor, nn
 from dovetail.core.contracts import Policy
 from dovetail.core.errors import UsageError
 from dovetail.core.types import Array
+from dovetail.policies.steering import SteeringActor
 
 __all__ = [
     "ADVANTAGE",
@@ -18,6 +19,7 @@ __all__ = [
     "HasDiscreteGripper",
     "HasEmbeddings",
     "HasFlatFeatures",
+    "Steerable",
     "TrainablePolicy",
     "ValuedPolicy",
     "flat_features",
@@ -112,6 +114,25 @@ class HasFlatFeatures(Protocol):
 
     def flat_features(self, features: Any) -> Tensor:
         """[B, num_features], without gradients: for critics and values."""
+
+
+@runtime_checkable
+class Steerable(TrainablePolicy, Protocol):
+    """A flow whose initial noise a small actor may choose, as DSRL needs it. The chunk depends on nothing else at random."""
+
+    @property
+    def steering(self) -> SteeringActor | None:
+        """The actor; None if the config asks for none."""
+
+    @property
+    def num_noise(self) -> int:
+        """N: values of the noise that the actor chooses."""
+
+    def steering_inputs(self, observations: Mapping[str, Tensor]) -> tuple[Tensor, Any]:
+        """Flat features [B, num_features] for actor and critics, and what `chunks_from_noise` needs, without gradients."""
+
+    def chunks_from_noise(self, inputs: Any, noise: Tensor) -> Tensor:
+        """The flow's normalized chunks [B, H, A] for noise [B, N], without gradients."""
 
 
 @runtime_checkable

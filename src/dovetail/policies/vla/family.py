@@ -98,15 +98,15 @@ class FlowNetwork(ABC, nn.Module):
         vision tower made of them, [B, C, T, W]."""
 
     @abstractmethod
-    def embeddings(
+    def prefix_and_embeddings(
         self, images: Tensor, camera_mask: Tensor, tokens: Tensor, token_mask: Tensor, state: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """What the text model knows of images and prompt: its tokens before the last layer, [B, P, W], and their mask
-        [B, P]. Of the last layer, only keys and values are ever computed."""
+    ) -> tuple[Any, Tensor, Tensor]:
+        """The prefix, what the text model knows of images and prompt, which are its tokens before the last layer [B, P, W],
+        and their mask [B, P]. Of the last layer, only keys and values are ever computed."""
 
     def summary(self, *inputs: Tensor) -> Tensor:
-        """The mean of the embeddings, [B, W]. `inputs` are those of `embeddings`."""
-        return masked_mean(*self.embeddings(*inputs))
+        """The mean of the embeddings, [B, W]. `inputs` are those of `prefix`."""
+        return masked_mean(*self.prefix_and_embeddings(*inputs)[1:])
 
     @abstractmethod
     def velocity(self, x: Tensor, time: Tensor, prefix: Any) -> Tensor:

@@ -18,6 +18,7 @@ __all__ = [
     "Pi0Config",
     "Pi05Config",
     "SmolVLAConfig",
+    "SteeringConfig",
     "UserModelConfig",
     "VlaConfig",
 ]
@@ -45,6 +46,17 @@ class LoraConfig(Config):
     """The update is multiplied by alpha / rank."""
     targets: str = r"(?!.*vision).*\.(q|k|v|o|gate|up|down)_proj"
     """Regular expression of the published names of the adapted layers. The default is all of text model and expert."""
+
+
+class SteeringConfig(Config):
+    """An actor that chooses the initial noise, for algorithm `dsrl`."""
+
+    hidden: tuple[int, ...] = Field(default=(128, 128), min_length=1)
+    """Sizes of its hidden layers."""
+    max_noise: float = Field(default=1.5, gt=0.0)
+    """Limit of the chosen noise. The flow was trained on N(0, 1) and is unreliable beyond 2."""
+    repeat: bool = False
+    """Choose the noise of one action and repeat it for the chunk: far fewer values to learn, but fewer chunks to reach."""
 
 
 class VlaConfig(TorchPolicyConfig):
@@ -81,6 +93,8 @@ class VlaConfig(TorchPolicyConfig):
     """Store what a frozen vision tower makes of each image in the replay, so that no image is encoded twice."""
     lora: LoraConfig = Field(default_factory=LoraConfig)
     """Adapters, with `train=lora`."""
+    steering: SteeringConfig | None = None
+    """An actor that chooses the initial noise, for algorithm `dsrl`; `{}` has the defaults. Null: none."""
     fit_stats: bool = False
     """Compute the statistics of states and actions from the run's demonstrations, for a robot that the checkpoint does not
     know. False: those of the checkpoint or of `stats`."""
