@@ -78,7 +78,9 @@ def test_passes_check_algorithm(make_policy, robot, policy, config):
 
 def test_other_policies_raise_usage_error(robot, policy):
     for other in (policy, Flow(FlowConfig(horizon=HORIZON), robot=robot)):
-        with pytest.raises(UsageError, match=f"needs a policy with a steering actor, and '{other.spec.name}' has none"):
+        with pytest.raises(
+            UsageError, match=f"needs a policy with a steering actor, and '{other.spec.name}' has none"
+        ):
             make(other)
 
 

@@ -401,7 +401,12 @@ def _policy_from_json(data: Mapping[str, Any]) -> PolicySpec:
 
 
 def _base_from_json(data: Mapping[str, Any]) -> BaseSpec:
-    return BaseSpec(horizon=int(data["horizon"]), every=int(data["every"]), inputs=tuple(map(str, data["inputs"])))
+    return BaseSpec(
+        horizon=int(data["horizon"]),
+        every=int(data["every"]),
+        inputs=tuple(map(str, data["inputs"])),
+        embedding_size=int(data.get("embedding_size", 0)),
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from dovetail.policies.networks import mlp
 
@@ -17,7 +18,7 @@ def pool_embeddings(embeddings: Tensor, mask: Tensor, *, num_groups: int) -> Ten
     false do not count; a group without any is 0."""
     num = embeddings.shape[1]
     group = torch.arange(num, device=embeddings.device) * num_groups // num
-    member = torch.nn.functional.one_hot(group, num_groups).float()  # [P, M]
+    member = functional.one_hot(group, num_groups).float()  # [P, M]
     valid = mask.float()
     totals = torch.einsum("bpw,bp,pm->bmw", embeddings.float().nan_to_num(), valid, member)
     return totals / (valid @ member).clamp(min=1.0)[..., None]
@@ -51,7 +52,8 @@ class RlToken(nn.Module):
             for _ in range(num_layers)
         )
         self.token = nn.Linear(width, size)
-        self.decoder = mlp((size, *decoder_hidden, num_embeddings * embedding_width))
+        num_values = num_embeddings * embedding_width
+        self.decoder = mlp((size, *decoder_hidden, num_values)) if decoder_hidden else nn.Linear(size, num_values)
 
     def forward(self, embeddings: Tensor) -> Tensor:
         """The token z [B, Z]."""
