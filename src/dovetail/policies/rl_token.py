@@ -109,7 +109,7 @@ class RlTokenPolicy(NetworkPolicy):
     def act(self, observations: Mapping[str, Array], context: ActContext) -> ActionChunk:
         proposed, chunk = self._base.propose(observations, context)  # [B, K, A], [B, Hb, A]
         embedding = observations[EMBEDDING]
-        is_asked = np.isfinite(chunk).all(axis=(1, 2))[:, None]
+        is_asked = np.isfinite(chunk).reshape(len(chunk), -1).all(axis=1, keepdims=True)  # [B, 1]
         if is_asked.any():
             embedding = np.where(is_asked, self._embed(observations), embedding)
         known = {**observations, EMBEDDING: embedding, PROPOSAL: proposed.reshape(len(proposed), -1)}

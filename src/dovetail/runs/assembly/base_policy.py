@@ -71,7 +71,7 @@ def save_base(base: Policy, source: Mapping[str, Any], copies: Path) -> None:
     for name in local.weights():
         write_atomic(copies / f"{name}.safetensors", tensor_blocks(local.component_arrays(name)))
     section = load_saved(Path(source["run"]).expanduser(), quiet=True).config.policy.to_plain()
-    own = {"components": {}} if "components" in section else {}  # the copy has them
+    own: dict[str, Any] = {"components": {}} if "components" in section else {}  # the copy has them
     write_atomic(copies / _SECTION, dump_json({**section, **own}, indent=1))  # last: the copy is complete
 
 
