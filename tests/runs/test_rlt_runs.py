@@ -170,6 +170,7 @@ def test_rlt_improves_a_vla_of_another_run_and_resumes_without_it(vla_runs):
 def test_dsrl_steers_a_vla_that_the_same_run_cloned_and_resumes(vla_runs):
     settings = {
         **VLA,
+        "task.time_limit_s": 8.0,
         "learner.bc_updates": 2,
         "learner.warmup_updates": 4,
         "learner.utd": 0.1,
