@@ -19,6 +19,7 @@ from dovetail.core.types import (
 )
 from dovetail.learn.algorithms.rlt import RLT, RLTConfig
 from dovetail.learn.batches import Batches, observations_of
+from dovetail.learn.data_parallel import DataParallel
 from dovetail.policies.flows.flow import Flow, FlowConfig
 from dovetail.policies.rl_token import RlTokenPolicy
 from dovetail.policies.settings import RlTokenConfig
@@ -297,3 +298,20 @@ def test_resumed_updates_are_identical(make_policy, batch):
     other = make(make_policy(seed=9), seed=4, **config)
     other.load_state_dict(state)
     assert [dict(other.update(batch)) for _ in range(6)] == expected
+
+
+def test_loss_of_two_ranks_is_that_of_one_process(make_policy, batch):
+    """Each rank has every second row and drops the proposals that one process would drop in them."""
+    batch["human"][0], batch["human"][5, 0] = True, True
+
+    def loss(rank, size):
+        algorithm, found = make(make_policy()), []
+        algorithm.set_parallel(DataParallel(rank=rank, size=size))
+        algorithm._step_actor = lambda loss: found.append(loss.item()) or {}
+        algorithm._num_updates = 1
+        rows = {name: values[rank::size] for name, values in batch.items()}
+        s = algorithm._of_token.features(observations_of(rows, "observation"))
+        algorithm._update_actor(s, *algorithm._wanted_chunks(rows, s))
+        return found[0]
+
+    assert (loss(0, 2) + loss(1, 2)) / 2 == pytest.approx(loss(0, 1), rel=1e-5)

@@ -27,7 +27,7 @@ from dovetail.learn.algorithms._soft_actor_critic import SoftActorCritic, prior_
 from dovetail.learn.algorithms.settings import RLTConfig
 from dovetail.learn.batches import observations_of, only_driven_axes
 from dovetail.learn.cuda_graphs import to_floats
-from dovetail.policies.networks import EnsembleMLP, masked_mse
+from dovetail.policies.networks import EnsembleMLP
 from dovetail.policies.random_draws import uniform
 from dovetail.policies.rl_token import RlTokenPolicy
 from dovetail.policies.trainable import TrainablePolicy
@@ -100,7 +100,8 @@ class RLT(SoftActorCritic):
         dropped = uniform((len(s), 1), generator=self._generator, device=s.device) < config.dropped_share
         x, c_base = self._state(s), s[:, policy.num_state_features :]
         c = policy.actor(torch.cat((x, torch.where(dropped, 0.0, c_base)), 1))
-        distance = masked_mse(c.view_as(wanted), wanted, mask, None)
+        valid = mask if mask.ndim == 3 else mask[..., None]
+        distance = torch.where(valid, c.view_as(wanted) - wanted, 0.0).square().mean()
         if self._num_updates <= config.token_updates + config.base_updates:  # the critic knows too little
             return {**self._step_actor(distance), "distance": distance.detach()}
         for actor in (policy.actor, self._averaged["actor"]):
