@@ -32,6 +32,7 @@ __all__ = [
     "Schedule",
     "SharedConfig",
     "SteeredFlowConfig",
+    "SteeringConfig",
     "ValuedFlowConfig",
 ]
 
@@ -88,6 +89,17 @@ class GuidanceConfig(Config):
     """Maximum guidance gain."""
     jacobian: Jacobian = "vjp"
     """How an error of the predicted actions changes the velocity: through the flow's Jacobian (vjp), or directly."""
+
+
+class SteeringConfig(Config):
+    """An actor that chooses the initial noise, for algorithm `dsrl`."""
+
+    hidden: tuple[int, ...] = Field(default=(128, 128), min_length=1)
+    """Sizes of its hidden layers."""
+    max_noise: float = Field(default=1.5, gt=0.0)
+    """Limit of the chosen noise. The flow was trained on N(0, 1) and is unreliable beyond 2."""
+    repeat: bool = False
+    """Choose the noise of one action and repeat it for the chunk: far fewer values to learn, but fewer chunks to reach."""
 
 
 class ActorCriticConfig(NetworkPolicyConfig):

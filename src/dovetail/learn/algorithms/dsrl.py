@@ -41,7 +41,7 @@ class DSRL(SoftActorCritic):
         if not isinstance(policy, Steerable) or policy.steering is None:
             raise UsageError(
                 f"algorithm 'dsrl' needs a policy with a steering actor, and '{policy.spec.name}' has none. Set "
-                "policy.type=steered, or policy.steering={} for pi0, pi05 and smolvla"
+                "policy.type=steered, or policy.steering={} for pi0, pi05, smolvla and diffusion"
             )
         self._flow, self._steering = policy, policy.steering
         super().__init__(

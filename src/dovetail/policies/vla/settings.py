@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 
 from dovetail.config.model import Config
 from dovetail.policies.components import ComponentConfig, NetworkPolicyConfig, TorchPolicyConfig
-from dovetail.policies.settings import GuidanceConfig
+from dovetail.policies.settings import GuidanceConfig, SteeringConfig
 
 __all__ = [
     "MODEL",
@@ -18,7 +18,6 @@ __all__ = [
     "Pi0Config",
     "Pi05Config",
     "SmolVLAConfig",
-    "SteeringConfig",
     "UserModelConfig",
     "VlaConfig",
 ]
@@ -46,17 +45,6 @@ class LoraConfig(Config):
     """The update is multiplied by alpha / rank."""
     targets: str = r"(?!.*vision).*\.(q|k|v|o|gate|up|down)_proj"
     """Regular expression of the published names of the adapted layers. The default is all of text model and expert."""
-
-
-class SteeringConfig(Config):
-    """An actor that chooses the initial noise, for algorithm `dsrl`."""
-
-    hidden: tuple[int, ...] = Field(default=(128, 128), min_length=1)
-    """Sizes of its hidden layers."""
-    max_noise: float = Field(default=1.5, gt=0.0)
-    """Limit of the chosen noise. The flow was trained on N(0, 1) and is unreliable beyond 2."""
-    repeat: bool = False
-    """Choose the noise of one action and repeat it for the chunk: far fewer values to learn, but fewer chunks to reach."""
 
 
 class VlaConfig(TorchPolicyConfig):
