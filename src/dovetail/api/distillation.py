@@ -17,7 +17,7 @@ from dovetail.api.weights import WeightSource
 from dovetail.config.load import Overrides, load, plain_overrides
 from dovetail.config.trust import is_trusted
 from dovetail.core.errors import RunFolderError, UsageError
-from dovetail.core.proposals import PROPOSAL, without_proposal
+from dovetail.core.proposals import OF_BASE, without_proposal
 from dovetail.core.types import Episode, Observation, Purpose
 from dovetail.episodes.lerobot._checks import check_values
 from dovetail.episodes.lerobot._rows import imported
@@ -150,7 +150,9 @@ def _as_demonstration(episode: Episode) -> Episode:
         dataclasses.replace(
             segment,
             columns={
-                name: values for name, values in segment.columns.items() if name != f"observation/{PROPOSAL}"
+                name: values
+                for name, values in segment.columns.items()
+                if name.removeprefix("observation/") not in OF_BASE
             },
             last_observation=_measured(segment.last_observation),
         )
@@ -163,7 +165,7 @@ def _as_demonstration(episode: Episode) -> Episode:
 def _measured(observation: Observation | None) -> Observation | None:
     if observation is None:
         return None
-    values = {key: value for key, value in observation.values.items() if key != PROPOSAL}
+    values = {key: value for key, value in observation.values.items() if key not in OF_BASE}
     return dataclasses.replace(observation, values=values)
 
 
