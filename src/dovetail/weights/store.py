@@ -133,11 +133,16 @@ class DiskWeightStore:
         """The pinned version, if any."""
         path = self._folder / "pin.json"
         try:
-            return int(load_json(read_file(path, max_bytes=1000), name=str(path))["version"])
+            version = load_json(read_file(path, max_bytes=1000), name=str(path))["version"]
         except MissingError:
             return None
         except (KeyError, TypeError, ValueError) as error:
             raise StoreError(f"{path} is not valid: {error}") from error
+        if type(version) is not int or not 0 < version < 2**63:
+            raise StoreError(
+                f"{path} is not valid: its version is {str(version)[:80]}, expected a whole number above 0"
+            )
+        return version
 
     def hashes(self, version: int) -> dict[str, str]:
         """The sha256 of each component of a version."""
