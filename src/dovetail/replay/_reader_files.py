@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from dovetail.core.disk import load_json, read_file
-from dovetail.core.errors import StoreError
+from dovetail.core.errors import StoreError, shown
 from dovetail.core.policy_rate import to_steps
 from dovetail.core.types import Array, Window
 from dovetail.replay._layout import SCHEMA, STEP_COLUMNS, Layout
@@ -85,7 +85,7 @@ class ReaderFiles:
                 counters = Counters(path)
                 data = load_json(read_file(folder / "layout.json"), name=str(folder / "layout.json"), indent=1)
                 if data["schema"] != SCHEMA:
-                    raise StoreError(f"its schema is {data['schema']}, but this version reads {SCHEMA}")
+                    raise StoreError(f"its schema is {shown(data['schema'])}, but this version reads {SCHEMA}")
                 layout = Layout.from_json(data)
                 rings = {
                     name: Ring(file, num_items=num_items, shape=shape, dtype=dtype)

@@ -17,7 +17,7 @@ import numpy as np
 
 from dovetail.core.clock import boot_id
 from dovetail.core.disk import dump_json, fsync_folder, load_json, read_file, write_atomic
-from dovetail.core.errors import StoreError
+from dovetail.core.errors import StoreError, shown
 from dovetail.core.types import Array
 from dovetail.replay._layout import SCHEMA, TABLES, Layout
 from dovetail.replay._rings import Counters, Ring, fence, ring_paths, short_ring
@@ -121,7 +121,7 @@ class WriterFiles:
         try:
             data = load_json(read_file(path), name=str(path), indent=1)
             if data["schema"] != SCHEMA:
-                return f"its schema is {data['schema']}, but this version writes {SCHEMA}"
+                return f"its schema is {shown(data['schema'])}, but this version writes {SCHEMA}"
             layout = Layout.from_json(data)
             for file, num_items, shape, dtype in ring_paths(folder, layout).values():
                 Ring(file, num_items=num_items, shape=shape, dtype=dtype)

@@ -30,7 +30,7 @@ from dovetail.core.disk import (
     write_file,
     writer,
 )
-from dovetail.core.errors import StoreError, UsageError
+from dovetail.core.errors import StoreError, UsageError, shown
 from dovetail.core.tensor_files import read_tensors, tensor_blocks
 from dovetail.core.types import Array, WeightSnapshot
 
@@ -140,7 +140,7 @@ class DiskWeightStore:
             raise StoreError(f"{path} is not valid: {error}") from error
         if type(version) is not int or not 0 < version < 2**63:
             raise StoreError(
-                f"{path} is not valid: its version is {str(version)[:80]}, expected a whole number above 0"
+                f"{path} is not valid: its version is {shown(version)}, expected a whole number above 0"
             )
         return version
 
@@ -152,7 +152,7 @@ class DiskWeightStore:
         except MissingError as error:
             raise MissingError(f"{path} is missing: {self._valid()}") from error
         if data.get("schema") != SCHEMA or data.get("version") != version:
-            found = f"version {str(data.get('version'))[:80]!r}, schema {str(data.get('schema'))[:80]!r}"
+            found = f"version {shown(data.get('version'))}, schema {shown(data.get('schema'))}"
             raise StoreError(f"{path} has {found}, expected version {version}, schema {SCHEMA}")
         hashes: dict[str, str] = data.get("components", {})
         valid = isinstance(hashes, dict) and all(
