@@ -171,6 +171,24 @@ def test_each_of_two_arms_is_chosen_with_its_own_gripper():
         assert only.axes == second.axes
 
 
+def test_only_gripper_moves_whichever_part_is_chosen():
+    """An arm on a lift: the vacuum belongs to neither alone."""
+    lift = ActionPart(
+        name="lift", kind="joint_target", unit="m", names=("lift",), low=(0.0,), high=(0.3,), max_speed=(0.1,),
+        measured="opening",
+    )  # fmt: skip
+    spec = robot(ARM, lift, GRIPPER)
+    found = selections(spec, DriveConfig(), name="any")
+    assert [one.label for one in found] == ["arm, joint j1", "arm, joint j2", "lift, joint lift"]
+    assert [one.axes[3] for one in found] == [AXES.index("gripper")] * 3
+    arm_only = selections(spec, DriveConfig(part="arm"), name="any")
+    assert all(3 not in one.axes for one in arm_only)  # the gripper's person drives it: it follows the lift
+    chooser = Chooser(found)
+    assert chooser.describe() == "joints of 'arm': 1 to 2; other parts: lift"
+    chooser.move_part(1)
+    assert chooser.describe() == "joints of 'lift': 1; other parts: arm"
+
+
 def test_chooser_moves_between_arms_and_joints():
     spec = robot(ARM, GRIPPER, BASE)
     chooser = Chooser(selections(spec, DriveConfig(), name="any"))
@@ -181,9 +199,9 @@ def test_chooser_moves_between_arms_and_joints():
     chooser.move_part(1)
     assert chooser.chosen.label == "base"
     chooser.move_part(1)
-    chooser.choose(2)
+    assert chooser.choose(2)
     assert chooser.chosen.label == "arm, joint j2"
-    chooser.choose(7)
+    assert not chooser.choose(7)
     assert chooser.chosen.label == "arm, joint j2"
 
 
