@@ -13,6 +13,7 @@ from pathlib import Path
 import yaml
 
 from dovetail.core.contracts import Robot
+from dovetail.core.problem_report import report_line
 from dovetail.emulators.emulator import EmulatorProcess, robot_computer_priority
 
 __all__ = ["HZ", "drivers"]
@@ -29,7 +30,12 @@ def drivers() -> dict[str, Callable[[], AbstractContextManager[Robot]]]:
         "ros2": _ros2,
     }
     python = Path(os.environ.get("LEROBOT_ENV", ".venv-lerobot")).absolute() / "bin" / "python"
-    return found | ({"lerobot": lambda: _lerobot(python)} if python.exists() else {})
+    if not python.exists():
+        report_line(
+            f"robots_drivers: 'lerobot' is left out, because there is no {python}. Run scripts/lerobot-env first"
+        )
+        return found
+    return found | {"lerobot": lambda: _lerobot(python)}
 
 
 @contextmanager
