@@ -12,6 +12,7 @@ import numpy as np
 
 from dovetail.config.model import Config
 from dovetail.core.specs import ArraySpec
+from dovetail.core.types import Array
 from dovetail.robots.cameras.frames import Frame, ThreadedCamera
 
 FIRST_MM = 1000  # depth of the first frame; one millimeter more in each
@@ -35,7 +36,7 @@ class DepthCamera(ThreadedCamera):
         for number in itertools.count():
             if stopping.wait(1 / 30):
                 return
-            color = np.full((48, 64, 3), number % 256, np.uint8)
-            depth = np.full((48, 64, 1), FIRST_MM + number, np.uint16)
+            color: Array = np.full((48, 64, 3), number % 256, np.uint8)
+            depth: Array = np.full((48, 64, 1), FIRST_MM + number, np.uint16)
             images = {self.name: color, f"{self.name}_depth": depth}
             yield Frame(time_ns=time.monotonic_ns(), images=images)
