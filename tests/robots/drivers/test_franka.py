@@ -272,7 +272,7 @@ def test_gripper_commands_have_hysteresis_and_a_pause(emulate, connect):
 
 def test_hand_that_ignores_repeated_commands_becomes_a_fault(emulate, connect):
     emulator = emulate()
-    robot = connect(emulator)
+    robot = connect(emulator, timeout_s=2.0)  # this machine may be busy for seconds
     robot.observe()
     robot.send(move(gripper=0.0))
     wait_until(lambda: robot.observe().values["gripper"][0] < 0.05)
