@@ -1,4 +1,4 @@
-"""New weights for the whole model of pi0 while it acts through all processes of a robot. Taking them must not cost a tick."""
+"""New weights for all of pi0 while it acts through all processes of a robot. Taking them must not cost a tick."""
 
 from __future__ import annotations
 

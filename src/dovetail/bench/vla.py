@@ -57,14 +57,27 @@ _TINY_SMOLVLA = SmolVLASizes(
 )
 
 
-PARTS = ("pi0", "stock", "memory", "pi05", "smolvla", "guided", "pi05_guided", "batch", "weights", "stock_compiled")
+PARTS = (
+    "pi0",
+    "stock",
+    "memory",
+    "pi05",
+    "smolvla",
+    "guided",
+    "pi05_guided",
+    "batch",
+    "weights",
+    "stock_compiled",
+)
 _SLOW_PARTS = PARTS[5:]  # not with --quick
 
 
 def bench(*, quick: bool, parts: Sequence[str] = ()) -> Iterator[Row]:
     torch.manual_seed(0)
     if torch.cuda.is_available():
-        yield from _GpuBench(quick=quick, parts=parts or [p for p in PARTS if not (quick and p in _SLOW_PARTS)]).rows()
+        yield from _GpuBench(
+            quick=quick, parts=parts or [p for p in PARTS if not (quick and p in _SLOW_PARTS)]
+        ).rows()
     else:
         yield from network_rows(num=3 if quick else 20)
         yield from _orskipped("CPU, tiny pi0: shared memory", lambda: shared_memory_rows(num=5 if quick else 50))
@@ -250,7 +263,9 @@ class _GpuBench:
         num_steps = self._sizes.num_flow_steps
         commitment = _first_actions(inputs)
         eager = Sampler(network, num_steps=num_steps)
-        yield _row(f"{who}, guided by the vjp, eager", _times_ms(lambda: eager(inputs, commitment), self._num // 5))
+        yield _row(
+            f"{who}, guided by the vjp, eager", _times_ms(lambda: eager(inputs, commitment), self._num // 5)
+        )
         for what, parts in (("CUDA graph", None), (_FASTEST, compiled_parts(network))):
             name = f"{who}, guided by the vjp, {what}"
             sampler = Sampler(network, num_steps=num_steps, parts=parts, graph=True)

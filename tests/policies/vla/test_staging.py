@@ -1,4 +1,4 @@
-"""A VLA takes new weights while it acts: only what is trained is in memory twice, and nothing changes before the exchange."""
+"""A VLA takes new weights while it acts: what is trained is in memory twice, and nothing changes before the exchange."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from dovetail.core.abilities import StagesWeights
+from dovetail.core.bfloat16 import as_float32
 from dovetail.core.prompts import encode_prompt
 from dovetail.core.specs import ArraySpec, RobotSpec
 from dovetail.core.types import ActContext, WeightSnapshot
@@ -57,7 +58,7 @@ def changed(policy, *, by):
         found[name] = dict(arrays)
         if name in TRAINED[policy._config.train]:
             for key, value in arrays.items():
-                plain = value.astype(np.float32)
+                plain = as_float32(value)
                 noise = rng.normal(size=plain.shape).astype(np.float32)
                 found[name][key] = plain + by * (np.abs(plain).mean() + 0.02) * noise
     return WeightSnapshot(version=9, components=found, hashes={})

@@ -216,8 +216,8 @@ class VlaPolicy(ActingVla):
         self._version = snapshot.version
 
     def stage(self, snapshot: WeightSnapshot) -> Callable[[], None]:
-        """See StagesWeights. Weights keep their addresses on a GPU, so CUDA graphs stay valid; with LoRA, a graph contains the
-        sums of weights and updates, not their results."""
+        """See StagesWeights. Weights keep their addresses on a GPU, so CUDA graphs stay valid. With LoRA, a graph computes
+        the sums of weights and updates itself."""
         self._check_snapshot(snapshot)
         use_weights = self._trained.stage(snapshot.components, self._device)
 

@@ -99,7 +99,6 @@ class TrainedWeights:
             if name not in self.frozen:
                 fill_module(module, components[name])
 
-
     def stage(self, components: Mapping[str, Mapping[str, Array]], device: torch.device) -> Callable[[], None]:
         """After `check`: copy what is trained to the device. The result puts it into use. See `stage_module`."""
         uses = [
