@@ -22,6 +22,7 @@ from dovetail.runs.evaluations import (
     stored_evaluation,
 )
 from dovetail.runs.folder import RunFolder
+from dovetail.runs.gate import Gate
 from dovetail.runs.ingest import DemoCounts
 from dovetail.runs.roles.robot import EpisodeResult
 from dovetail.runs.schedule import Schedule, best_figure, is_solved
@@ -45,7 +46,7 @@ class Runtime(Protocol):
     on_checkpoint: Callable[[], None]  # called after each saved checkpoint
 
     @property
-    def groups(self) -> Sequence[ArmGroup]: ...
+    def groups(self) -> tuple[ArmGroup, ...]: ...
 
     def start(self) -> None:
         """Start the roles and load what the folder holds."""
@@ -63,9 +64,16 @@ class Runtime(Protocol):
     # ---- episodes
 
     def run_episodes(
-        self, purpose: Purpose, wanted: Mapping[ArmGroup, range], weights: WeightSnapshot | None
+        self,
+        purpose: Purpose,
+        wanted: Mapping[ArmGroup, range],
+        weights: WeightSnapshot | None,
+        *,
+        new_actor: bool = True,
     ) -> dict[ArmGroup, list[EpisodeResult]]:
-        """Run and store an episode for each index. A group whose arms are all gone is missing in the result."""
+        """Run and store an episode for each index. A group whose arms are all gone is missing in the result.
+
+        With `new_actor`, the first evaluation episode begins with an actor that has run none before."""
 
     def demo_counts(self, group: ArmGroup | None = None) -> DemoCounts:
         """Counts of the demonstrations of a group, or of all."""
@@ -122,6 +130,9 @@ class Runtime(Protocol):
     def paused(self) -> AbstractContextManager[WeightSnapshot]:
         """Pause learning inside the context. Returns the newest weights."""
 
+    def serve_pinned(self) -> None:
+        """Give the pinned version of the weights to the arms. It counts from their next episode on."""
+
     def save_best(self, figure: Mapping[str, float], by: str) -> None:
         """Save the best checkpoint with the figure that decided (see `best_figure`)."""
 
@@ -132,6 +143,7 @@ class RunPhases:
     def __init__(self, folder: RunFolder, runtime: Runtime) -> None:
         self._folder, self._config, self.runtime = folder, folder.config, runtime
         self._schedule = Schedule(folder)
+        self._gate = None if folder.config.deploy is None else Gate(folder, folder.config.deploy, runtime)
         self._evaluates, self._offline = True, False
         self._started_s = time.monotonic()
         before = folder.read_json("progress.json") or {"wall_s": 0.0, "updates": 0}
@@ -158,7 +170,8 @@ class RunPhases:
             cloned = self._clone()
             if not self._is_made("after"):
                 self._learn(cloned)
-            self._evaluate("after", run.eval_episodes, self.runtime.newest_weights)
+                self._finish_gate()
+            self._evaluate("after", run.eval_episodes, self._result)
             self._conclude()
         finally:
             self.close()
@@ -274,8 +287,11 @@ class RunPhases:
                 return
             self._begin_learning()
             runtime.report_status()
+            if self._gate is not None:
+                self._gate.begin()
             runtime.start_online()
             self._evaluate_if_due()
+            self._check_gate()
             while status.env_steps < self._config.run.env_steps and not self._is_solved():
                 runtime.advance()
                 with runtime.take_new_arms() as groups:
@@ -283,9 +299,22 @@ class RunPhases:
                         self._demonstrate(self._config.run.demos, groups)
                         self._begin_learning()
                 self._evaluate_if_due()
+                self._check_gate()
             runtime.stop_online()
             self._wait_for_last_labels()
             runtime.finish_updates()
+
+    def _check_gate(self) -> None:
+        if self._gate is not None and self._gate.check():
+            self._begin_learning()
+
+    def _finish_gate(self) -> None:
+        if self._gate is not None:
+            self._gate.finish()
+
+    def _result(self) -> WeightSnapshot:
+        """The weights that the run leaves: the deployed ones if it has a gate, otherwise the newest."""
+        return self.runtime.newest_weights() if self._gate is None else self._gate.weights()
 
     def _begin_learning(self) -> None:
         self.status.begin(LEARNING, self._config.run.env_steps, done=self.status.env_steps)
