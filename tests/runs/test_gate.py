@@ -300,3 +300,24 @@ def test_foreign_policy_cannot_act_in_a_run(make):
     state.approve()
     with pytest.raises(UsageError, match="this run cannot act with it"):
         make({})
+
+
+# ---- the commands
+
+
+def test_commands_ask_an_active_run_and_change_a_finished_one(make, tmp_path):
+    from dovetail.api import deployment as api
+
+    folder, runtime, gate = make({1: 0.9, 2: 0.2}, "deploy.gate=person")
+    runtime.publish()
+    gate.finish()
+    folder.lock()
+    assert not api.approve(folder.path)
+    assert folder.read_json(REQUEST)["change"] == "approve"
+    with pytest.raises(UsageError, match="its gate compares its own weights"):
+        api.deploy(folder.path, folder.weights / "v00000002.json")
+    folder.unlock()
+    (folder.path / REQUEST).unlink()
+    assert api.approve(folder.path) and runtime.store.pinned() == 2
+    assert api.approve(folder.path, folder.weights / "v00000001.json") and runtime.store.pinned() == 1
+    assert api.roll_back(folder.path) and api.roll_back(folder.path) and runtime.store.pinned() == 1

@@ -21,7 +21,7 @@ from dovetail.labels.store import LabelStore
 from dovetail.runs.folder import RunFolder
 from dovetail.weights.store import DiskWeightStore
 
-__all__ = ["LINEAGE", "Distilled", "distill"]
+__all__ = ["LINEAGE", "Distilled", "distill", "prepare_distillation"]
 
 LINEAGE = "lineage.json"
 DEFAULT_UPDATES = 3000
@@ -51,6 +51,23 @@ def distill(
     new run `name` has the same task, robot and safety limits. Evaluations are left out: they stay unseen. `lineage.json`
     in the new run records where the episodes and the weights came from.
     """
+    folder, num_episodes = prepare_distillation(
+        run, into, overrides, name=name, num_updates=num_updates, runs_dir=runs_dir
+    )
+    trained = train(resume=folder.path, runs_dir=runs_dir, evaluate=evaluate)
+    return Distilled(run=trained, num_episodes=num_episodes)
+
+
+def prepare_distillation(
+    run: Run | str | Path,
+    into: str | Path,
+    overrides: Overrides = (),
+    *,
+    name: str,
+    num_updates: int,
+    runs_dir: Path | str,
+) -> tuple[RunFolder, int]:
+    """Make the new run with its demonstrations, and return it with their number. `lineage.json` is written last."""
     runs = Path(runs_dir)
     source = RunFolder.open(find_run(run.path if isinstance(run, Run) else run, runs))
     student = _student(into, runs)
@@ -76,9 +93,9 @@ def distill(
             labels.add(label)
         log.commit(_as_demonstration(episode))
     lineage = _lineage(source, student, episodes)
-    folder.write_json(LINEAGE, lineage)
     folder.event("distill", **lineage)
-    return Distilled(run=train(resume=folder.path, runs_dir=runs, evaluate=evaluate), num_episodes=len(episodes))
+    folder.write_json(LINEAGE, lineage)
+    return folder, len(episodes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -58,7 +57,9 @@ def deploy(
             metavar="[CANDIDATE]", help="A run, RUN/weights/v00000009.json or a checkpoint.", show_default=False
         ),
     ] = None,
-    approve: Annotated[bool, typer.Option("--approve", help="Deploy the candidate without a comparison.")] = False,
+    approve: Annotated[
+        bool, typer.Option("--approve", help="Deploy it without a comparison. Default: the candidate of the gate.")
+    ] = False,
     roll_back: Annotated[bool, typer.Option("--roll-back", help="Return to the policy before.")] = False,
     watch: Annotated[
         int | None,
@@ -89,11 +90,13 @@ def deploy(
     from dovetail.cli._terminal import console
 
     state = api.deployment_of(run, runs_dir=runs_dir)
-    if roll_back:
-        state.roll_back("a person rolled it back")
-    elif candidate is not None and approve:
-        state.propose(str(Path(candidate)))
-        state.approve()
+    if roll_back or approve:
+        done = (
+            api.roll_back(run, runs_dir=runs_dir) if roll_back else api.approve(run, candidate, runs_dir=runs_dir)
+        )
+        if not done:
+            console.print("the run is active: it does this between two episodes")
+        state = api.deployment_of(run, runs_dir=runs_dir)
     elif watch is not None:
         before = state.deployed.weights
         state, count = api.watch(run, num_episodes=watch, seed=seed, runs_dir=runs_dir)
@@ -119,5 +122,7 @@ def deploy(
             raise typer.Exit(1)
         state = api.deployment_of(run, runs_dir=runs_dir)
     console.print(f"deployed: {state.deployed.weights}")
+    if state.candidate is not None:
+        console.print(f"candidate: {state.candidate}")
     for one in reversed(state.earlier):
         console.print(f"  before: {one.weights}")

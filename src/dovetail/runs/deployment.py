@@ -12,7 +12,9 @@ its own weights are deployed: the deployed one is pinned, and those to which it 
 
 from __future__ import annotations
 
+import re
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any
 
 from dovetail.core.errors import StoreError, UsageError
@@ -26,6 +28,7 @@ __all__ = ["DEPLOYMENT", "Deployed", "Deployment"]
 
 DEPLOYMENT = "deployment.json"
 _FALSE_ALARM_RATE = 0.01
+_VERSION_FILE = re.compile(r"v(\d+)\.json")
 _MAX_EARLIER = 5  # versions of the run that are kept for roll-backs
 
 
@@ -94,7 +97,7 @@ class Deployment:
         if weights == self.deployed.weights:
             raise UsageError(f"{weights} is deployed already. Name another run, version or checkpoint")
         self._clear_candidate()
-        self.candidate = weights
+        self.candidate, self.candidate_version = weights, self._own_version(weights)
         self._save("candidate", weights=weights)
 
     def propose_version(self, version: int, comparison: PairedComparison) -> None:
@@ -200,6 +203,13 @@ class Deployment:
         store.keep_versions([version for version in known if version is not None])
         if store.pinned() != self.deployed.version:
             store.pin(self.deployed.version)
+
+    def _own_version(self, weights: str) -> int | None:
+        """The version if the weights are some of a run with a gate."""
+        path = Path(weights)
+        named = _VERSION_FILE.fullmatch(path.name)
+        is_own = path.parent.resolve() == self.folder.weights.resolve()
+        return int(named[1]) if named and is_own and self.folder.config.deploy is not None else None
 
     def _version(self, version: int) -> Deployed:
         return Deployed(weights=str(self.folder.weights / f"v{version:08d}.json"), version=version)

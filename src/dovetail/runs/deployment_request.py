@@ -16,7 +16,7 @@ from dovetail.core.errors import DovetailError, RunFolderError, UsageError
 from dovetail.runs.deployment import Deployment
 from dovetail.runs.folder import RunFolder
 
-__all__ = ["REQUEST", "Change", "request_change", "take_request"]
+__all__ = ["REQUEST", "Change", "apply_change", "check_change", "request_change", "take_request"]
 
 REQUEST = "deployment_request.json"
 
@@ -27,16 +27,18 @@ class Change(StrEnum):
 
 
 def request_change(folder: RunFolder, change: Change, *, seen: str, by: str) -> bool:
-    """Make the change now (True), or ask the run that works in the folder (False).
+    """Make the change now (True), or ask the run that works in the folder (False). A run without a gate does not use its
+    deployment, so it need not be asked.
 
     `seen` names the weights that the person decided about: the candidate to approve, or the deployed policy to roll back.
     """
     check_change(Deployment.load(folder), change, seen=seen)
+    if folder.config.deploy is None:
+        apply_change(Deployment.load(folder), change, seen=seen, by=by)
+        return True
     try:
         folder.lock()
     except RunFolderError:
-        if folder.config.deploy is None:
-            raise
         folder.write_json(REQUEST, {"change": change.value, "seen": seen, "by": by})
         return False
     try:

@@ -25,6 +25,7 @@ from dovetail.runs.folder import RunFolder
 from dovetail.runs.gate import Gate
 from dovetail.runs.ingest import DemoCounts
 from dovetail.runs.roles.robot import EpisodeResult
+from dovetail.runs.rounds import Rounds
 from dovetail.runs.schedule import Schedule, best_figure, is_solved
 from dovetail.runs.status import RunStatus
 
@@ -142,7 +143,7 @@ class RunPhases:
 
     def __init__(self, folder: RunFolder, runtime: Runtime) -> None:
         self._folder, self._config, self.runtime = folder, folder.config, runtime
-        self._schedule = Schedule(folder)
+        self._schedule, self._rounds = Schedule(folder), Rounds(folder)
         self._gate = None if folder.config.deploy is None else Gate(folder, folder.config.deploy, runtime)
         self._evaluates, self._offline = True, False
         self._started_s = time.monotonic()
@@ -161,8 +162,12 @@ class RunPhases:
         return self.runtime.status
 
     def run(self) -> None:
+        """All phases. With `run.distill_every`, the last ones only after the last distillation: see `Rounds`."""
         run = self._config.run
         try:
+            self._rounds.check()
+            if self._rounds.is_waiting:
+                return
             self.runtime.start()
             set_aside_offline_evaluation(self._folder, self.status)
             self._evaluate("untrained", run.untrained_episodes)
@@ -171,6 +176,8 @@ class RunPhases:
             if not self._is_made("after"):
                 self._learn(cloned)
                 self._finish_gate()
+            if self._rounds.end_round(self.status.env_steps, finished=self._has_learned()):
+                return
             self._evaluate("after", run.eval_episodes, self._result)
             self._conclude()
         finally:
@@ -292,7 +299,7 @@ class RunPhases:
             runtime.start_online()
             self._evaluate_if_due()
             self._check_gate()
-            while status.env_steps < self._config.run.env_steps and not self._is_solved():
+            while not self._has_learned() and status.env_steps < self._rounds.env_steps:
                 runtime.advance()
                 with runtime.take_new_arms() as groups:
                     if groups:
@@ -327,6 +334,9 @@ class RunPhases:
         self.runtime.wait_for_labels(self._config.labeling.label_wait_s)
         if self.status.waiting:
             self._folder.event("labels wait", **self.status.waiting)
+
+    def _has_learned(self) -> bool:
+        return self.status.env_steps >= self._config.run.env_steps or self._is_solved()
 
     def _is_solved(self) -> bool:
         rule, status = self._config.run.stop_when_solved, self.status
