@@ -144,7 +144,12 @@ class Deployment:
                 f"{self.deployed.weights} is the first policy deployed. There is none to roll back to"
             )
         removed, self.deployed, self.outcomes, self.watched = self.deployed, self.earlier.pop(), [], []
-        facts = {"weights": removed.weights, "to": self.deployed.weights, "reason": reason}
+        facts = {
+            "weights": removed.weights,
+            "version": removed.version,
+            "to": self.deployed.weights,
+            "reason": reason,
+        }
         self.last = {"change": "rolled back", **facts}
         self._save("rolled back", **facts)
 
@@ -233,7 +238,8 @@ class Deployment:
 
     def _finish(self, change: str, weights: str, *, answer: str) -> None:
         compared = {} if self.comparison is None else self.comparison.facts()
-        self.last = {"change": change, "weights": weights, **compared, "answer": answer}
+        named = {"weights": weights, "version": self.candidate_version}
+        self.last = {"change": change, **named, **compared, "answer": answer}
         self._clear_candidate()
         self._save(change, **{key: value for key, value in self.last.items() if key != "change"})
 
