@@ -86,38 +86,38 @@ def add_deployment(app: FastAPI, deployment: RunDeployment) -> None:
 
 
 def _shown(deployment: Deployment, *, requested: Mapping[str, Any] | None) -> dict[str, Any]:
-    outcomes, test, comparison = deployment.outcomes, deployment.rollback_test, deployment.comparison
+    outcomes, test, last = deployment.outcomes, deployment.rollback_test, deployment.last
     alone = Rate(successes=sum(outcomes), episodes=len(outcomes)) if outcomes else None
-    made = {
-        "deployed": {
-            **_named(deployment.deployed.weights, deployment.deployed.version),
-            "alone": _rate(alone),
-            "expected_rate": deployment.deployed.expected_rate,
-            "evidence": None if test is None else float(test.evidence),
-            "limit": None if test is None else 1.0 / test.false_alarm_rate,
-        },
-        "candidate": None,
-        "earlier": [_named(one.weights, one.version)["name"] for one in reversed(deployment.earlier)],
-        "last": {
-            key: str(deployment.last[key]) for key in ("change", "answer", "reason") if key in deployment.last
-        },
-        "requested": None if requested is None else str(requested.get("change")),
-        "test": None,
+    decided: dict[str, str] = {key: str(last[key]) for key in ("change", "answer", "reason") if key in last}
+    if last:
+        decided["name"] = _named(str(last["weights"]), last.get("version"))["name"]
+    deployed: dict[str, Any] = {
+        **_named(deployment.deployed.weights, deployment.deployed.version),
+        "alone": _rate(alone),
+        "expected_rate": deployment.deployed.expected_rate,
+        "evidence": None if test is None else float(test.evidence),
+        "limit": None if test is None else 1.0 / test.false_alarm_rate,
     }
-    if deployment.last:
-        made["last"]["name"] = _named(str(deployment.last["weights"]), deployment.last.get("version"))["name"]
+    candidate: dict[str, Any] | None = None
     if deployment.candidate is not None:
-        made["candidate"] = _named(deployment.candidate, deployment.candidate_version)
-    if comparison is not None and comparison.pairs and (tested := comparison.test) is not None:
-        made["deployed"]["compared"] = _main(comparison.deployed)
-        made["candidate"]["compared"] = _main(comparison.candidate)
-        made["test"] = {
-            **tested.to_json(),
+        candidate = {**_named(deployment.candidate, deployment.candidate_version)}
+    comparison, tested = deployment.comparison, None
+    if comparison is not None and candidate is not None and comparison.test is not None:
+        deployed["compared"], candidate["compared"] = _main(comparison.deployed), _main(comparison.candidate)
+        tested = {
+            **comparison.test.to_json(),
             "max_pairs": comparison.max_pairs,
             "is_success": comparison.candidate.success is not None,
             "finished": comparison.is_finished,
         }
-    return made
+    return {
+        "deployed": deployed,
+        "candidate": candidate,
+        "test": tested,
+        "earlier": [_named(one.weights, one.version)["name"] for one in reversed(deployment.earlier)],
+        "last": decided,
+        "requested": None if requested is None else str(requested.get("change")),
+    }
 
 
 def _named(weights: str, version: int | None) -> dict[str, str]:

@@ -11,7 +11,7 @@ last one.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Protocol
@@ -41,7 +41,7 @@ class GateRuntime(Protocol):
     status: RunStatus
 
     @property
-    def groups(self) -> tuple[ArmGroup, ...]: ...
+    def groups(self) -> Sequence[ArmGroup]: ...
 
     def run_episodes(
         self,

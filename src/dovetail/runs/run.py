@@ -47,7 +47,7 @@ class Runtime(Protocol):
     on_checkpoint: Callable[[], None]  # called after each saved checkpoint
 
     @property
-    def groups(self) -> tuple[ArmGroup, ...]: ...
+    def groups(self) -> Sequence[ArmGroup]: ...
 
     def start(self) -> None:
         """Start the roles and load what the folder holds."""
