@@ -173,3 +173,21 @@ def test_card_fits_the_screen_while_it_asks(run, open_console, open_page, size, 
         press(page, "approve")
         assert audit(page) == []
         page.screenshot(path=tmp_path / f"deployment-{size}-{scheme}.png")
+
+
+def test_hostile_names_are_shown_as_text_and_damaged_files_as_one_line(run, open_console, open_page):
+    evil = '<img src=x onerror="window.hacked=1">'
+    state = Deployment.load(run)
+    state.propose(evil)
+    state.approve(by=evil)
+    state.propose(f"{evil}{evil}")
+    page = open_console(run.path).enter(open_page(), "/learning")
+    assert "onerror" in card(page)
+    assert page.evaluate("window.hacked") is None and page.locator('img[src="x"]').count() == 0
+    data = state.to_json()
+    data["comparison"] = {"number": 0, "max_pairs": 0, "margin": "x", "num_resets": 0, "pairs": []}
+    data["deployed"]["expected_rate"] = "high"
+    run.write_json("deployment.json", data)
+    says(page, "deployment.json is not valid")
+    run.write_json("deployment.json", {"deployed": 3})
+    says(page, "is damaged")

@@ -10,6 +10,7 @@ from typing import Any
 
 from dovetail.api.deployment import deploy, deployment_of
 from dovetail.api.distillation import LINEAGE, prepare_distillation
+from dovetail.api.names import check_name
 from dovetail.config.deploy import DeployConfig
 from dovetail.core.errors import Interrupted, UsageError
 from dovetail.core.sequential_test import Answer
@@ -34,7 +35,7 @@ def next_round(
     """
     rounds = Rounds(folder)
     if rounds.successor is not None:
-        return folder.path.parent / rounds.successor
+        return folder.path.parent / check_name(rounds.successor)
     env_steps, has_ended = rounds.due_steps, rounds.has_ended
     if env_steps is None:
         return None
