@@ -26,7 +26,7 @@ from dovetail.labels.store import LabelStore
 from dovetail.runs.folder import RunFolder
 from dovetail.weights.store import DiskWeightStore
 
-__all__ = ["LINEAGE", "Distilled", "distill"]
+__all__ = ["LINEAGE", "Distilled", "distill", "prepare_distillation"]
 
 LINEAGE = "lineage.json"
 DEFAULT_UPDATES = 3000
@@ -57,6 +57,23 @@ def distill(
     new run `name` has the same task, robot and safety limits. Evaluations are left out: they stay unseen. `lineage.json`
     in the new run records where the episodes and the weights came from.
     """
+    folder, num_episodes = prepare_distillation(
+        run, into, overrides, name=name, num_updates=num_updates, runs_dir=runs_dir
+    )
+    trained = train(resume=folder.path, runs_dir=runs_dir, evaluate=evaluate, should_stop=should_stop)
+    return Distilled(run=trained, num_episodes=num_episodes)
+
+
+def prepare_distillation(
+    run: Run | str | Path,
+    into: str | Path,
+    overrides: Overrides = (),
+    *,
+    name: str,
+    num_updates: int,
+    runs_dir: Path | str,
+) -> tuple[RunFolder, int]:
+    """Make the new run with its demonstrations, and return it with their number. `lineage.json` is written last."""
     runs = Path(runs_dir)
     source = RunFolder.open(find_run(run.path if isinstance(run, Run) else run, runs))
     student = _student(into, runs)
@@ -81,10 +98,9 @@ def distill(
     except BaseException:  # half of the episodes would look like all
         shutil.rmtree(folder.path)
         raise
-    folder.write_json(LINEAGE, lineage)
     folder.event("distill", **lineage)
-    made = train(resume=folder.path, runs_dir=runs, evaluate=evaluate, should_stop=should_stop)
-    return Distilled(run=made, num_episodes=len(ids))
+    folder.write_json(LINEAGE, lineage)
+    return folder, len(ids)
 
 
 def _copy(source: RunFolder, ids: list[str], folder: RunFolder) -> dict[str, Any]:

@@ -33,6 +33,7 @@ __all__ = [
     "RunOptions",
     "collect",
     "execute",
+    "following_run",
     "load_config",
     "locked_run",
     "run",
@@ -98,11 +99,25 @@ def _launch(
             message = f"the operator is a person at the console. Open it: dovetail console {folder.path}"
             warnings.warn(message, UserWarning, stacklevel=4)
         execute(command, folder, options, stop=stop, evaluate=evaluate)
+    if command == "run" and (following := following_run(folder, options)) is not None:
+        return _launch(command, (), (), {**options, "resume": following, "name": None, "gym": None})
     if command == "run" or (command == "train" and evaluate):
         from dovetail.reports.report import write_report
 
         write_report(folder)
     return Run(folder)
+
+
+def following_run(
+    folder: RunFolder, options: RunOptions, *, announce: Callable[[str], None] = lambda line: None
+) -> Path | None:
+    """After a round of a run with `run.distill_every`: distill it, and return the run that goes on. None: it is over."""
+    if folder.config.run.distill_every is None:
+        return None
+    from dovetail.api.rounds import next_round
+
+    should_stop = options.get("should_stop", lambda: False)
+    return next_round(RunFolder.open(folder.path), should_stop=should_stop, announce=announce)
 
 
 @contextmanager

@@ -11,6 +11,7 @@ from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
 from dovetail.config.cluster import ClusterConfig
+from dovetail.config.deploy import DeployConfig
 from dovetail.config.model import Config
 from dovetail.config.plugins import build, locate, resolve, settings_of
 from dovetail.config.policy_server import LearningServerConfig
@@ -173,6 +174,13 @@ class RunSettings(Config):
     """Online steps between evaluations during learning; null: none. The best one is saved as checkpoints/best."""
     scheduled_eval_episodes: int | None = Field(default=None, ge=1)
     """Episodes of each evaluation during learning; null: `eval_episodes`."""
+    distill_every: int | None = Field(default=None, ge=1)
+    """Online steps after which a residual policy is distilled: its successful episodes fine-tune its base. If the gate finds
+    the new base not worse, a new run goes on with it, and its residual starts from zero. Null: never."""
+    distill_into: str | None = Field(default=None, min_length=1)
+    """The run or recipe whose policy is fine-tuned first; null: the run of the base (`policy.base: {run: RUN}`)."""
+    distill_updates: int = Field(default=3000, ge=1)
+    """Updates of fine-tuning."""
     eval_noise: bool = False
     """Evaluate with exploration noise. A policy without memory needs it to search for something hidden."""
     untrained_episodes: int = Field(default=20, ge=0)
@@ -309,6 +317,8 @@ class RunConfig(Config):
     """Budgets, evaluations and the end of the run."""
     learner: LearnerConfig = LearnerConfig()
     """How much the learner trains, and on what hardware."""
+    deploy: DeployConfig | None = None
+    """The gate for new weights; null: the arm always acts with the newest."""
     images: ImagesConfig = ImagesConfig()
     """How recorded images are stored."""
 

@@ -77,6 +77,7 @@ _PATHS = {  # keys that name files and folders, which may be anywhere on this ma
     "checkpoint": "weights outside the run",
     "stats": "a file outside the run",
     "run": "another run",
+    "distill_into": "another run",
     "adapter": "a folder outside the run",
     "tokenizer": "a file outside the run",
 }

@@ -111,10 +111,15 @@ class InlineRuntime:
     # ---- episodes
 
     def run_episodes(
-        self, purpose: Purpose, wanted: Mapping[ArmGroup, range], weights: WeightSnapshot | None
+        self,
+        purpose: Purpose,
+        wanted: Mapping[ArmGroup, range],
+        weights: WeightSnapshot | None,
+        *,
+        new_actor: bool = True,
     ) -> dict[ArmGroup, list[EpisodeResult]]:
         results: list[EpisodeResult] = []
-        if purpose is Purpose.EVAL:  # a new actor, so that evaluations do not depend on each other
+        if purpose is Purpose.EVAL and new_actor:  # a new actor, so that evaluations do not depend on each other
             self._robot.prepare(purpose)
         for index in wanted[_GROUP]:
             if purpose is Purpose.EVAL:
@@ -363,6 +368,11 @@ class InlineRuntime:
             self._save()  # otherwise a resumed run would not publish here
         with self._phases.phase("evaluating"):
             yield self._publisher.newest()
+
+    def serve_pinned(self) -> None:
+        learner = self._learning()
+        if isinstance(learner, Learner) and self.learner.has_published:
+            self._serve(learner)
 
     def save_best(self, figure: Mapping[str, float], by: str) -> None:
         self.learner.save_best(figure, by)

@@ -367,6 +367,10 @@ def build_assembly(
         raise UsageError(
             f"algorithm '{config.algorithm.type}' is on-policy and computes next to its worlds. Set policy_server=null"
         )
+    if config.deploy is not None and is_on_policy(config):
+        raise UsageError(
+            f"algorithm '{config.algorithm.type}' is on-policy and acts with its newest weights. Set deploy=null"
+        )
     torch.set_num_threads(1)  # more threads than cores would slow down every process
     workcell = build_workcell(
         task=config.task,
