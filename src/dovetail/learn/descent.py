@@ -17,7 +17,7 @@ from dovetail.learn.batches import observations_of
 from dovetail.learn.data_parallel import DataParallel
 from dovetail.learn.device import device_of
 from dovetail.learn.finite import require_finite
-from dovetail.learn.precision import ChoosesPrecision, callable_modules
+from dovetail.learn.precision import callable_modules
 from dovetail.learn.state import (
     load_generator,
     load_module,
@@ -31,7 +31,7 @@ from dovetail.learn.state import (
 from dovetail.learn.torch_optimizers import TorchAdamW
 from dovetail.policies.arrays import whole
 from dovetail.policies.components import trainable_components
-from dovetail.policies.trainable import TrainablePolicy
+from dovetail.policies.trainable import ShardsItself, TrainablePolicy
 
 __all__ = ["Descent"]
 
@@ -93,11 +93,8 @@ class Descent:
         self._generator = parallel.make_generator(self._device, self._seed)
 
     def check_shard(self) -> None:
-        if any(isinstance(network, ChoosesPrecision) for network in self.networks.values()):
-            raise UsageError(
-                f"learner.shard does not support policy '{self._policy.spec.name}' yet. Use learner.ranks without it, and "
-                "policy.train=expert or lora"
-            )
+        if isinstance(self._policy, ShardsItself):
+            self._policy.check_shard()
         if self._averaged:
             raise UsageError("learner.shard does not support an average of the weights. Set algorithm.average=0")
 
@@ -108,9 +105,12 @@ class Descent:
         from torch.distributed.fsdp import fully_shard
 
         mesh = init_device_mesh(self._device.type, (self._parallel.size,))
-        for network in self.networks.values():
-            for module in callable_modules(network):
-                fully_shard(module, mesh=mesh)
+        if isinstance(self._policy, ShardsItself):
+            self._policy.shard(mesh)
+        else:
+            for network in self.networks.values():
+                for module in callable_modules(network):
+                    fully_shard(module, mesh=mesh)
         self._sharded = True
         self._collect_parameters()
 

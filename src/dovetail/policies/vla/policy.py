@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
 import torch
@@ -19,6 +19,7 @@ from dovetail.core.specs import ArraySpec
 from dovetail.core.types import Array, WeightSnapshot
 from dovetail.policies.arrays import to_numpy
 from dovetail.policies.components import NORMALIZER
+from dovetail.policies.trainable import ADVANTAGE
 from dovetail.policies.vla.acting import ActingVla
 from dovetail.policies.vla.checkpoints.adapters import write_adapter
 from dovetail.policies.vla.checkpoints.lerobot_writer import write_lerobot
@@ -28,6 +29,9 @@ from dovetail.policies.vla.lora import Lora
 from dovetail.policies.vla.sampler import Inputs
 from dovetail.policies.vla.trained_weights import TrainedWeights
 from dovetail.policies.vla.training import flow_matching_loss
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
 
 __all__ = ["VlaPolicy"]
 
@@ -76,6 +80,14 @@ class VlaPolicy(ActingVla):
         self.__dict__["_device"] = device
         return self
 
+    def check_shard(self) -> None:
+        if self._config.compile_layers:
+            raise UsageError("learner.shard does not support compiled layers. Set policy.compile_layers=false")
+
+    def shard(self, mesh: DeviceMesh) -> None:
+        """See ShardsItself."""
+        self.network.shard(mesh)
+
     # ---- observations and actions
 
     @property
@@ -93,14 +105,20 @@ class VlaPolicy(ActingVla):
         """The inputs of the network, [B]. Images may be features that the replay cached."""
         arrays = {key: value.cpu().numpy() for key, value in observations.items()}
         state = self._setup.state_axes.read(arrays)
-        inputs = self._inputs(arrays, state, torch.empty(len(state), 0, device=self._device))
+        empty = torch.empty(len(state), 0, device=self._device)
+        inputs = self._inputs(arrays, state, empty, advantage=arrays.get(ADVANTAGE))
         return TensorDict(inputs._asdict(), batch_size=[len(state)], device=self._device)
+
+    @property
+    def takes_advantage(self) -> bool:
+        """See AdvantageConditioned. The indicator is text in the prompt."""
+        return self._config.advantage_input
 
     def flat_features(self, features: Any) -> Tensor:
         """What the text model knows of images and prompt, and the state: [B, num_features], without gradients."""
         inputs = self._network_inputs(features)[:-1]
         with torch.no_grad():
-            return torch.cat((self.network.summary(*inputs).float(), inputs[-1]), dim=1)
+            return torch.cat((self.network(self.network.summary, *inputs).float(), inputs[-1]), dim=1)
 
     def normalize_actions(self, actions: Tensor, observations: Mapping[str, Tensor] | None = None) -> Tensor:
         """Chunks [B, H, A] in the checkpoint's order, with NaN behind a shorter chunk."""
@@ -127,7 +145,7 @@ class VlaPolicy(ActingVla):
     def sample(self, features: Any, *, generator: Generator | None) -> tuple[Tensor, Tensor]:
         raise UsageError(
             f"policy '{self.family.name}' cannot compute the density of its actions, which this algorithm needs. Train it "
-            "with algorithm 'imitation', 'hg_dagger' or 'hi_ors'"
+            "with algorithm 'imitation', 'hg_dagger', 'hi_ors' or 'recap'"
         )
 
     def _network_inputs(self, features: Any) -> Inputs:
@@ -200,7 +218,7 @@ class VlaPolicy(ActingVla):
 
     def _vision_tokens(self, images: Tensor) -> Tensor:
         network: FlowNetwork = self.network
-        tokens: Tensor = network.components["vision"]["tower"](images.flatten(0, 1))
+        tokens: Tensor = network(network.vision, images.flatten(0, 1))
         return tokens
 
     # ---- weights

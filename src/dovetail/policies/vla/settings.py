@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 
 from dovetail.config.model import Config
 from dovetail.policies.components import ComponentConfig, NetworkPolicyConfig, TorchPolicyConfig
-from dovetail.policies.settings import GuidanceConfig
+from dovetail.policies.settings import AdvantageInputConfig, GuidanceConfig
 
 __all__ = [
     "MODEL",
@@ -47,7 +47,7 @@ class LoraConfig(Config):
     """Regular expression of the published names of the adapted layers. The default is all of text model and expert."""
 
 
-class VlaConfig(TorchPolicyConfig):
+class VlaConfig(TorchPolicyConfig, AdvantageInputConfig):
     BASIC: ClassVar[Collection[str]] = ("checkpoint", "images", "state", "device")
     preferred_image_size: ClassVar[int]  # the policy pads to a square by itself
 
