@@ -154,6 +154,8 @@ class UserModelConfig(NetworkPolicyConfig):
     """Number of actions in a chunk. PPO needs 1."""
     language: bool = True
     """Give the model the task's prompt."""
+    loss_weights: dict[str, float] = Field(default_factory=dict)
+    """Weights of the losses that its `imitation_loss` returns by name. Losses that are not named have 1."""
     action_units: Literal["normalized", "robot"] = "normalized"
     """Units of the model's actions: from -1 to 1 between the robot's limits, or those of the robot."""
 
