@@ -92,7 +92,7 @@ class ActingVla:
         observations = check_inputs(observations, self.spec)
         state = setup.state_axes.read(observations)
         num_rows = len(state)
-        inputs = self._acting_inputs(observations, state, self._noise(num_rows, context))
+        inputs = self._acting_inputs(observations, state, self._noise(num_rows, context)).without_padding()
         normalized = self._sampler(inputs, self._commitment(state, context)).cpu().numpy()
         size = setup.action.size
         actions = setup.action_axes.to_robot(setup.action.revert(normalized[..., :size]), state)
@@ -226,9 +226,6 @@ class ActingVla:
             for task, more, of_row in zip(observations["prompt"], words, normalized, strict=True)
         ]
         tokens, masks = (np.stack(part) for part in zip(*encoded, strict=True))
-        if device.type == "cpu":  # padding changes no result; on a GPU, graphs need one size
-            longest = int(masks.sum(1).max())
-            tokens, masks = tokens[:, :longest], masks[:, :longest]
         return Inputs(
             images=torch.stack(images, dim=1),
             camera_mask=torch.ones(len(state), len(images), dtype=torch.bool, device=device),

@@ -106,7 +106,7 @@ class VlaPolicy(ActingVla):
         arrays = {key: value.cpu().numpy() for key, value in observations.items()}
         state = self._setup.state_axes.read(arrays)
         empty = torch.empty(len(state), 0, device=self._device)
-        inputs = self._inputs(arrays, state, empty, advantage=arrays.get(ADVANTAGE))
+        inputs = self._inputs(arrays, state, empty, advantage=arrays.get(ADVANTAGE)).without_padding()
         return TensorDict(inputs._asdict(), batch_size=[len(state)], device=self._device)
 
     @property

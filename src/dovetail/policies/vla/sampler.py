@@ -29,6 +29,13 @@ class Inputs(NamedTuple):
     state: Tensor
     noise: Tensor
 
+    def without_padding(self) -> Inputs:
+        """Prompts as long as the longest of this batch: padding changes no result. On a GPU, graphs need one size."""
+        if self.tokens.is_cuda:
+            return self
+        longest = int(self.token_mask.sum(1).max())
+        return self._replace(tokens=self.tokens[:, :longest], token_mask=self.token_mask[:, :longest])
+
 
 class Commitment(NamedTuple):
     """Real-time chunking: normalized actions [B, H, A] to continue, and their weights [B, H, A]."""
