@@ -32,10 +32,14 @@ from dovetail.learn.state import (
 from dovetail.learn.torch_optimizers import TorchAdamW
 from dovetail.policies.arrays import whole
 from dovetail.policies.components import check_component_names, trainable_components
-from dovetail.policies.trainable import ShardsItself, TrainablePolicy
+from dovetail.policies.random_draws import uniform
+from dovetail.policies.trainable import ADVANTAGE, AdvantageConditioned, ShardsItself, TrainablePolicy
 
 __all__ = ["Descent"]
 
+_DROPPED_SHARE = (
+    0.3  # of the rows are imitated without an advantage, so that guidance can compare with and without
+)
 LossOf = Callable[[Mapping[str, Tensor]], tuple[Tensor, Tensor | float] | None]
 
 
@@ -139,10 +143,14 @@ class Descent:
         self._collect_parameters()
 
     def _observations(self, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """The policy's inputs, with the prompt if it reads one."""
+        """The policy's inputs, with the prompt if it reads one. What is imitated has a positive advantage."""
         observations = observations_of(batch, "observation")
         if self._policy.spec.prompted:
             observations["prompt"] = batch["prompt"]
+        if isinstance(self._policy, AdvantageConditioned) and self._policy.takes_advantage:
+            shape = (len(next(iter(observations.values()))),)
+            kept = uniform(shape, generator=self._generator, device=self._device) >= _DROPPED_SHARE
+            observations[ADVANTAGE] = kept.long()
         return observations
 
     def _minimize(self, batch: Mapping[str, Tensor], loss_of: LossOf) -> tuple[Tensor, Tensor] | None:
