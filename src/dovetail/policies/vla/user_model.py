@@ -16,6 +16,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from tensordict import TensorDict, TensorDictBase
@@ -137,7 +138,12 @@ class UserModel(nn.Module):
         return log_prob, entropy, value
 
     def imitation_loss(
-        self, observations: TensorDict, actions: Tensor, mask: Tensor, *, weights: Mapping[str, float]
+        self,
+        observations: TensorDict,
+        actions: Tensor,
+        mask: Tensor,
+        *,
+        weights: Mapping[str, float] = MappingProxyType({}),
     ) -> Tensor:
         """One number, or the sum of several losses by name, multiplied by their `weights`. Without a weight: by 1."""
         found = self("imitation_loss", _shallow(observations), actions, mask)
