@@ -189,7 +189,16 @@ class VlaPolicy(ActingVla):
             return torch.cat((masked_mean(*embeddings), inputs.state), dim=1), prefix
 
     def chunks_from_noise(self, inputs: Any, noise: Tensor) -> Tensor:
-        return self._sampler.from_prefix(inputs, self._whole_noise(noise))[..., : self._setup.action.size]
+        """Eager and in the precision of the learner, as the sampler of a robot need not be."""
+        x, network = self._whole_noise(noise), self.network
+        num = self._config.num_flow_steps or self._setup.checkpoint.sizes.num_flow_steps
+        with torch.inference_mode(False), torch.no_grad():
+            times = network.embed_times(
+                (1.0 - torch.arange(num, dtype=torch.float64, device=x.device) / num).float()
+            )
+            for step in range(num):
+                x = x - network.velocity(x, times[step : step + 1], inputs) / num
+        return x[..., : self._setup.action.size]
 
     def _steered(self, inputs: Inputs, context: ActContext) -> Inputs:
         steering = self.steering
