@@ -14,7 +14,7 @@ from dovetail.api.opened_run import Run
 from dovetail.api.weights import WeightSource
 from dovetail.config.load import Overrides, load, plain_overrides
 from dovetail.core.errors import RunFolderError, UsageError
-from dovetail.core.proposals import PROPOSAL, without_proposal
+from dovetail.core.proposals import OF_BASE, without_proposal
 from dovetail.core.types import Episode, Observation, Purpose
 from dovetail.episodes.log import EpisodeLog
 from dovetail.labels.store import LabelStore
@@ -124,7 +124,9 @@ def _as_demonstration(episode: Episode) -> Episode:
         dataclasses.replace(
             segment,
             columns={
-                name: values for name, values in segment.columns.items() if name != f"observation/{PROPOSAL}"
+                name: values
+                for name, values in segment.columns.items()
+                if name.removeprefix("observation/") not in OF_BASE
             },
             last_observation=_measured(segment.last_observation),
         )
@@ -137,7 +139,7 @@ def _as_demonstration(episode: Episode) -> Episode:
 def _measured(observation: Observation | None) -> Observation | None:
     if observation is None:
         return None
-    values = {key: value for key, value in observation.values.items() if key != PROPOSAL}
+    values = {key: value for key, value in observation.values.items() if key not in OF_BASE}
     return dataclasses.replace(observation, values=values)
 
 

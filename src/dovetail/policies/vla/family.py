@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from dovetail.core.types import Array
 from dovetail.policies.vla.layer_runner import LayerRunner
-from dovetail.policies.vla.transformers import VisionTower
+from dovetail.policies.vla.transformers import VisionTower, masked_mean
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -122,10 +122,15 @@ class FlowNetwork(nn.Module, metaclass=ABCMeta):  # ABC as a base would have ano
         vision tower made of them, [B, C, T, W]."""
 
     @abstractmethod
-    def summary(
+    def prefix_and_embeddings(
         self, images: Tensor, camera_mask: Tensor, tokens: Tensor, token_mask: Tensor, state: Tensor
-    ) -> Tensor:
-        """What the text model knows of images and prompt, [B, W]: the mean over tokens before its last layer."""
+    ) -> tuple[Any, Tensor, Tensor]:
+        """The prefix, what the text model knows of images and prompt, which are its tokens before the last layer [B, P, W],
+        and their mask [B, P]. Of the last layer, only keys and values are ever computed."""
+
+    def summary(self, *inputs: Tensor) -> Tensor:
+        """The mean of the embeddings, [B, W]. `inputs` are those of `prefix`."""
+        return masked_mean(*self.prefix_and_embeddings(*inputs)[1:])
 
     @abstractmethod
     def velocity(self, x: Tensor, time: Tensor, prefix: Any) -> Tensor:

@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 
 from dovetail.config.model import Config
 from dovetail.policies.components import ComponentConfig, NetworkPolicyConfig, TorchPolicyConfig
-from dovetail.policies.settings import AdvantageInputConfig, GuidanceConfig
+from dovetail.policies.settings import AdvantageInputConfig, GuidanceConfig, SteeringConfig
 
 __all__ = [
     "MODEL",
@@ -81,6 +81,8 @@ class VlaConfig(TorchPolicyConfig, AdvantageInputConfig):
     """Store what a frozen vision tower makes of each image in the replay, so that no image is encoded twice."""
     lora: LoraConfig = Field(default_factory=LoraConfig)
     """Adapters, with `train=lora`."""
+    steering: SteeringConfig | None = None
+    """An actor that chooses the initial noise, for algorithm `dsrl`; `{}` has the defaults. Null: none."""
     fit_stats: bool = False
     """Compute the statistics of states and actions from the run's demonstrations, for a robot that the checkpoint does not
     know. False: those of the checkpoint or of `stats`."""
@@ -107,6 +109,8 @@ class VlaConfig(TorchPolicyConfig, AdvantageInputConfig):
             raise ValueError(
                 "name a folder with weights as `checkpoint`, or set `new` for a small model of random weights"
             )
+        if self.steering is not None and self.advantage_input:
+            raise ValueError("steering (algorithm dsrl) and advantage_input (algorithm recap) exclude each other")
         if self.cache_vision and self.train == "full" and not self.freeze_vision:
             raise ValueError(
                 "cache_vision needs a frozen vision tower: set freeze_vision, or train=expert or lora"

@@ -26,7 +26,16 @@ BASE = "base"  # stands for all published weights, if only adapters are trained
 class TrainedWeights:
     """`components` are the networks that a learner sees. With LoRA, that is one component, and the base is frozen."""
 
-    def __init__(self, network: FlowNetwork, checkpoint: Checkpoint, config: VlaConfig, *, seed: int) -> None:
+    def __init__(
+        self,
+        network: FlowNetwork,
+        checkpoint: Checkpoint,
+        config: VlaConfig,
+        *,
+        seed: int,
+        added: Mapping[str, nn.Module],
+    ) -> None:
+        """`added` are networks beside the published one, which are always trained."""
         self._checkpoint = checkpoint
         self._digest = ""
         self.lora: Lora | None = None
@@ -52,6 +61,7 @@ class TrainedWeights:
             # a module's name has no dots
             updates = {name.replace(".", "/"): update for name, update in self.lora.updates.items()}
             self.components = {LORA: NetworkPart(updates, network.run_layer)}
+        self.components |= added
 
     def let_learn(self) -> None:
         """Gradients for what is trained. Acting alone needs none."""

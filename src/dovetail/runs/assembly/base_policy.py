@@ -35,8 +35,7 @@ class HasBase(Protocol):
 
 
 class _HasArrays(Protocol):
-    @property
-    def components(self) -> Mapping[str, Any]: ...
+    def weights(self) -> Mapping[str, Mapping[str, Array]]: ...
 
     def component_arrays(self, name: str) -> Mapping[str, Array]: ...
 
@@ -69,12 +68,11 @@ def save_base(base: Policy, source: Mapping[str, Any], copies: Path) -> None:
         return
     copies.mkdir(parents=True, exist_ok=True)
     local = cast(_HasArrays, base)
-    for name in (*local.components, "normalizer"):
+    for name in local.weights():
         write_atomic(copies / f"{name}.safetensors", tensor_blocks(local.component_arrays(name)))
     section = load_saved(Path(source["run"]).expanduser(), quiet=True).config.policy.to_plain()
-    write_atomic(
-        copies / _SECTION, dump_json({**section, "components": {}}, indent=1)
-    )  # last: the copy is complete
+    own: dict[str, Any] = {"components": {}} if "components" in section else {}  # the copy has them
+    write_atomic(copies / _SECTION, dump_json({**section, **own}, indent=1))  # last: the copy is complete
 
 
 def _load(policy: Policy, components: Mapping[str, Mapping[str, Array]], *, version: int) -> None:

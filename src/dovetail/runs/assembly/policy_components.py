@@ -12,7 +12,7 @@ from typing import Any, Protocol, cast, runtime_checkable
 
 from dovetail.config.policy_server import LearningServerConfig
 from dovetail.config.schema import PluginSection
-from dovetail.core.abilities import ConfiguresDevice, ConfiguresProposal, MovesToDevice
+from dovetail.core.abilities import ConfiguresDevice, ConfiguresEmbedding, ConfiguresProposal, MovesToDevice
 from dovetail.core.bfloat16 import BFLOAT16, from_bfloat16
 from dovetail.core.contracts import Policy
 from dovetail.core.disk import read_file, write_atomic
@@ -34,6 +34,7 @@ __all__ = [
     "build_policy",
     "check_device",
     "check_size",
+    "embedding_size",
     "proposal_steps",
     "read_component",
     "save_components",
@@ -154,6 +155,11 @@ def check_size(
 def proposal_steps(section: PluginSection) -> int:
     """Actions of a base policy's proposal in each observation; 0 if the policy has no base."""
     return section.config.proposal_steps if isinstance(section.config, ConfiguresProposal) else 0
+
+
+def embedding_size(section: PluginSection) -> int:
+    """Values of a base policy's embedding in each observation; 0 if the policy reads none."""
+    return section.config.embedding_size if isinstance(section.config, ConfiguresEmbedding) else 0
 
 
 def _base_handle(
