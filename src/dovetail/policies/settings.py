@@ -205,7 +205,7 @@ class ResidualConfig(NetworkPolicyConfig):
     """Observation keys that the correction sees, including images; empty: all low-dimensional ones of the robot."""
     hidden: tuple[int, ...] = Field(default=(128, 128), min_length=1)
     """Sizes of the hidden layers."""
-    horizon: int = Field(default=1, ge=1)
+    horizon: int = Field(default=1, ge=1, le=1 << 12)
     """Actions in a chunk. 1: each tick has its own correction from the newest observation. More: the corrections of the next
     ticks are computed together, as actor types `rtc`, `naive` and `soft` need."""
     initial_std: float = Field(default=0.3, ge=0.01, le=2.5)

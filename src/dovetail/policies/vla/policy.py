@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -314,12 +314,26 @@ class VlaPolicy(ActingVla):
         return self.weights()[name]
 
     def load(self, snapshot: WeightSnapshot) -> None:
+        self._check_snapshot(snapshot)
+        self._use_statistics(snapshot.components[NORMALIZER])
+        self._trained.load(snapshot.components)
+        self._version = snapshot.version
+
+    def stage(self, snapshot: WeightSnapshot) -> Callable[[], None]:
+        """See StagesWeights. Weights keep their addresses on a GPU, so CUDA graphs stay valid. With LoRA, a graph computes
+        the sums of weights and updates itself."""
+        self._check_snapshot(snapshot)
+        use_weights = self._trained.stage(snapshot.components, self._device)
+
+        def use() -> None:
+            use_weights()
+            self._use_statistics(snapshot.components[NORMALIZER])
+            self._version = snapshot.version
+
+        return use
+
+    def _check_snapshot(self, snapshot: WeightSnapshot) -> None:
         misfit = f"weights version {snapshot.version} do not fit policy '{self.family.name}': "
         if NORMALIZER not in snapshot.components:
             raise UsageError(f"{misfit}they have no statistics")
         self._trained.check(snapshot.components, misfit=misfit)
-        self._use_statistics(snapshot.components[NORMALIZER])
-        self._trained.load(snapshot.components)
-        if self._trained.lora is not None and "_sampler" in self.__dict__ and self._device.type == "cuda":
-            del self.__dict__["_sampler"]  # a CUDA graph has the old sums
-        self._version = snapshot.version

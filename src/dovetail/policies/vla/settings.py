@@ -28,8 +28,8 @@ MODEL = "model"  # the component with the weights of a user's model
 class NewModelConfig(Config):
     """A small model with random weights, for `policy.new`."""
 
-    size: Literal["tiny"] = "tiny"
-    """About 1 million weights, images of 64 x 64 pixels."""
+    size: Literal["tiny", "small"] = "tiny"
+    """`tiny`: 1.2 million weights, for two cores. `small`: about 20 million, for a GPU. Images of 64 x 64 pixels."""
     horizon: int = Field(default=8, ge=1, le=200)
     """Number of actions in a chunk."""
     seed: int = Field(default=0, ge=0)
