@@ -324,7 +324,7 @@ class HiORSConfig(Config):
 
 
 class RECAPConfig(Config):
-    BASIC: ClassVar[Collection[str]] = ("batch_size", "lr", "max_steps")
+    BASIC: ClassVar[Collection[str]] = ("lr", "max_steps")
 
     batch_size: int = Field(default=64, ge=1)
     """Steps, or chunks, in one batch."""

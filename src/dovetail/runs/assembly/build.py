@@ -145,7 +145,11 @@ class Assembly:
         algorithm: Algorithm = self.config.algorithm.build(policy=policy, seed=self.config.run.seed)
         learner = self.config.learner
         set_up(
-            algorithm, name=self.config.algorithm.type, precision=learner.precision, accumulate=learner.accumulate
+            algorithm,
+            name=self.config.algorithm.type,
+            precision=learner.precision,
+            accumulate=learner.accumulate,
+            optimizers=learner.optimizers,
         )
         return algorithm
 
