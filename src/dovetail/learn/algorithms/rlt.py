@@ -9,8 +9,8 @@ Then online. x = (z, proprioception), c a chunk of K actions, c_base the frozen 
     Q(x, c)          critic:  y = sum_{i<n} gamma^i r_i + gamma^n min_j Q'_j(x', c'),   c' ~ pi(x', c_base'),  n >= K
     pi(x, c_base)    actor:   minimizes -Q(x, c) + beta |c - c_base|^2; c_base is 0 among its inputs in half of the rows
 
-Where a person acted, the person's chunk replaces c_base in the distance, with a weight of its own. The replay holds chunks of
-the base, of the actor and of people, with e and c_base of each step: no update calls the frozen model.
+Where a person acted, the person's chunk replaces c_base in the distance, with a weight of its own. The replay holds chunks
+of the base, of the actor and of people, with e and c_base of each step: no update calls the frozen model.
 """
 
 from __future__ import annotations
