@@ -14,7 +14,7 @@ collected the rollout may be some versions older; w = pi_old / pi_collected corr
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar
 
@@ -22,6 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from dovetail.core.abilities import FitsActions
 from dovetail.core.errors import FailureError, UsageError
 from dovetail.core.types import Array, SampleRequest
 from dovetail.learn.algorithms.settings import ChunkDensity, PPOConfig
@@ -32,7 +33,7 @@ from dovetail.learn.rollouts import Moments, RolloutSettings, explained_variance
 from dovetail.learn.state import load_module, module_state, raise_checkpoint_errors
 from dovetail.learn.torch_optimizers import TorchAdam
 from dovetail.policies.components import trainable_components
-from dovetail.policies.trainable import ExplainsAbilities, TrainablePolicy, ValuedPolicy
+from dovetail.policies.trainable import ExplainsAbilities, HasFlatFeatures, TrainablePolicy, ValuedPolicy
 
 __all__ = ["PPO", "PPOConfig", "RolloutRows", "executed_density", "ppo_loss"]
 
@@ -110,7 +111,13 @@ class PPO(Descent):
         if not isinstance(policy, ValuedPolicy):
             raise UsageError(
                 f"algorithm 'ppo' needs a policy with a value and a log-density, not '{spec.name}'. Use policy "
-                "'actor_critic', 'valued_flow' (chunks, images, prompts, history) or 'flow_actor_critic'"
+                "'actor_critic', 'valued_flow' (chunks, images, prompts, history), 'flow_actor_critic', or for a VLA "
+                "'valued_pi0', 'valued_pi05' or 'valued_smolvla'"
+            )
+        if config.normalize and isinstance(policy, FitsActions) and policy.fits_actions:
+            raise UsageError(
+                f"policy '{spec.name}' has statistics of its own, which algorithm.normalize=true would replace. Set it to "
+                "false"
             )
         # the critic's large first gradients would leave the actor no step, so each network is clipped by itself
         super().__init__(
@@ -224,12 +231,13 @@ class PPO(Descent):
         num_executed = batch["num_executed"].flatten() if policy.spec.horizon > 1 else None
         with torch.no_grad():
             every_s = {key: rows.flatten(0, 1) for key, rows in observations_of(batch, "observation").items()}
-            values = self._values(every_s).view(num_envs, num_steps + 1)
+            values = self._in_parts(self._values, every_s).view(num_envs, num_steps + 1)
             next_values = values[:, 1:].clone()
             truncated = torch.zeros(num_envs * num_steps, dtype=torch.bool, device=self._device)
             if len(batch["final_at"]):  # the next step is in another episode: use the last observation
                 truncated[batch["final_at"]] = True
-                next_values.view(-1)[batch["final_at"]] = self._values(observations_of(batch, "final"))
+                last = self._in_parts(self._values, observations_of(batch, "final"))
+                next_values.view(-1)[batch["final_at"]] = last
             log_prob_old = self._densities(s, a, num_executed)
             log_weight = log_prob_old - self._density(batch["log_prob"].flatten(0, 1), num_executed)
             log_prob_start = self._start_densities(s, a, num_executed)
@@ -270,14 +278,27 @@ class PPO(Descent):
         return executed_density(log_prob, num_executed, num_axes=num_axes, how=self._config.chunk_density)
 
     def _densities(self, s: Mapping[str, Tensor], a: Tensor, num_executed: Tensor | None) -> Tensor:
-        log_prob, _, _ = self._policy.evaluate_actions(self._policy.features(s), a)
-        return self._density(log_prob, num_executed)
+        def density_of(part: Mapping[str, Tensor], drawn: Tensor) -> Tensor:
+            return self._policy.evaluate_actions(self._policy.features(part), drawn)[0]
+
+        return self._density(self._in_parts(density_of, s, a), num_executed)
+
+    def _in_parts(self, function: Callable[..., Tensor], s: Mapping[str, Tensor], *more: Tensor) -> Tensor:
+        """A function of all rows. A VLA computes one minibatch after another, because its tokens need much memory."""
+        num_rows = len(next(iter(s.values())))
+        if not isinstance(self._policy, HasFlatFeatures):
+            return function(s, *more)
+        parts = (
+            slice(first, first + self._config.batch_size) for first in range(0, num_rows, self._config.batch_size)
+        )
+        found = [function({key: v[rows] for key, v in s.items()}, *(v[rows] for v in more)) for rows in parts]
+        return torch.cat(found)
 
     def _start_densities(self, s: Mapping[str, Tensor], a: Tensor, num_executed: Tensor | None) -> Tensor | None:
         """Under the weights before the first update, which are put into the policy for a moment."""
         if not self._config.start_kl_coef:
             return None
-        modules = self._policy.components
+        modules = trainable_components(self._policy.components, algorithm=self.name)
         newest = {name: module_state(name, module) for name, module in modules.items()}
         if not self._start:
             self._start = newest

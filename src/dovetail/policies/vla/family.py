@@ -103,6 +103,12 @@ class FlowNetwork(ABC, nn.Module):
         """What the text model knows of images and prompt, [B, W]: the mean over tokens before its last layer."""
 
     @abstractmethod
+    def prefix_and_summary(
+        self, images: Tensor, camera_mask: Tensor, tokens: Tensor, token_mask: Tensor, state: Tensor
+    ) -> tuple[Any, Tensor]:
+        """`prefix` and `summary` in one pass through the text model."""
+
+    @abstractmethod
     def velocity(self, x: Tensor, time: Tensor, prefix: Any) -> Tensor:
         """noise - actions, float32, of noisy actions x [B, H, A]. `time` [B or 1, ...] comes from `embed_times`."""
 

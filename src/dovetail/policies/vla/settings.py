@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 
 from dovetail.config.model import Config
 from dovetail.policies.components import ComponentConfig, NetworkPolicyConfig, TorchPolicyConfig
-from dovetail.policies.settings import GuidanceConfig
+from dovetail.policies.settings import GuidanceConfig, PathNoiseConfig
 
 __all__ = [
     "MODEL",
@@ -19,6 +19,10 @@ __all__ = [
     "Pi05Config",
     "SmolVLAConfig",
     "UserModelConfig",
+    "ValuedPi0Config",
+    "ValuedPi05Config",
+    "ValuedSmolVLAConfig",
+    "ValuedVlaConfig",
     "VlaConfig",
 ]
 
@@ -132,6 +136,27 @@ class Pi05Config(VlaConfig):
 
 class SmolVLAConfig(VlaConfig):
     preferred_image_size: ClassVar[int] = 512  # SmolVLM2's
+
+
+class ValuedVlaConfig(VlaConfig):
+    """Settings of a VLA that PPO trains: the same as without values, and these."""
+
+    path_noise: PathNoiseConfig = PathNoiseConfig(one_step=True)
+    """How it explores. A deterministic chunk has no such noise."""
+    value_hidden: tuple[int, ...] = Field(default=(128, 128), min_length=1)
+    """Sizes of the value head's hidden layers. It reads the mean of the text model's tokens, and the state."""
+
+
+class ValuedPi0Config(ValuedVlaConfig, Pi0Config):
+    pass
+
+
+class ValuedPi05Config(ValuedVlaConfig, Pi05Config):
+    pass
+
+
+class ValuedSmolVLAConfig(ValuedVlaConfig, SmolVLAConfig):
+    pass
 
 
 class UserModelConfig(NetworkPolicyConfig):

@@ -90,6 +90,13 @@ class SmolVLANetwork(FlowNetwork):
         x, mask = self._embed(images, camera_mask, tokens, token_mask, state)
         return masked_mean(self._read(x, mask)[1], mask)
 
+    def prefix_and_summary(
+        self, images: Tensor, camera_mask: Tensor, tokens: Tensor, token_mask: Tensor, state: Tensor
+    ) -> tuple[SmolVLAPrefix, Tensor]:
+        x, mask = self._embed(images, camera_mask, tokens, token_mask, state)
+        keys_values, last = self._read(x, mask)
+        return self._for_actions(keys_values, mask), masked_mean(last, mask)
+
     def velocity(self, x: Tensor, time: Tensor, prefix: SmolVLAPrefix) -> Tensor:
         """The velocity, float32, of noisy actions x [B, H, A]. `time` [B or 1, W] comes from `embed_times`.
 

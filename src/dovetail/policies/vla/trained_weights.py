@@ -17,7 +17,7 @@ from dovetail.policies.vla.family import FlowNetwork, NetworkPart
 from dovetail.policies.vla.lora import Lora
 from dovetail.policies.vla.settings import VlaConfig
 
-__all__ = ["BASE", "LORA", "TrainedWeights"]
+__all__ = ["BASE", "LORA", "TrainedWeights", "check_fit"]
 
 LORA = "lora"  # the component with the adapters
 BASE = "base"  # stands for all published weights, if only adapters are trained
@@ -90,7 +90,7 @@ class TrainedWeights:
             elif name in self.frozen or digest is not None:
                 raise StoreError(f"{misfit}they were trained with another policy.train than this one")
             else:
-                _check_fit(components[name], self.components[name], name, misfit=misfit)
+                check_fit(components[name], self.components[name], name, misfit=misfit)
 
     def load(self, components: Mapping[str, Mapping[str, Array]]) -> None:
         """After `check`. In place, because CUDA graphs know the addresses of the weights."""
@@ -99,7 +99,8 @@ class TrainedWeights:
                 fill_module(module, components[name])
 
 
-def _check_fit(arrays: Mapping[str, Array], module: nn.Module, component: str, *, misfit: str) -> None:
+def check_fit(arrays: Mapping[str, Array], module: nn.Module, component: str, *, misfit: str) -> None:
+    """Raise StoreError if published arrays are not those of this module."""
     expected = {key: tuple(value.shape) for key, value in module.state_dict().items()}
     for problem, one, other in (("lacks", expected, arrays), ("has unexpected", arrays, expected)):
         if names := sorted(one.keys() - other.keys()):
