@@ -26,10 +26,10 @@ from dovetail.core.abilities import FitsActions
 from dovetail.core.errors import FailureError, UsageError
 from dovetail.core.types import Array, SampleRequest
 from dovetail.learn.algorithms.settings import ChunkDensity, PPOConfig
-from dovetail.learn.batches import observations_of
 from dovetail.learn.descent import Descent
 from dovetail.learn.finite import SkippedUpdate
-from dovetail.learn.rollouts import Moments, RolloutSettings, explained_variance, gae
+from dovetail.learn.rollout_steps import rollout_advantages, rollout_steps, rollout_values
+from dovetail.learn.rollouts import Moments, RolloutSettings, explained_variance
 from dovetail.learn.state import load_module, module_state, raise_checkpoint_errors
 from dovetail.learn.torch_optimizers import TorchAdam
 from dovetail.policies.components import trainable_components
@@ -179,8 +179,8 @@ class PPO(Descent):
     def _learn(self, batch: Mapping[str, Tensor]) -> Mapping[str, float]:
         config = self._config
         staleness = self._check_rollout(batch)
-        s = {key: rows[:, :-1].flatten(0, 1) for key, rows in observations_of(batch, "observation").items()}
-        a = batch["action"].flatten(0, 1)
+        steps = rollout_steps(batch).flatten()
+        s, a = dict(steps["observation"].items()), steps["action"]
         rows, metrics = self._evaluate_rollout(batch, s, a)
 
         per_minibatch: dict[str, list[Tensor]] = {}  # metrics of the last epoch
@@ -227,44 +227,27 @@ class PPO(Descent):
     ) -> tuple[RolloutRows, dict[str, float]]:
         """Compute values, advantages and log-densities with the policy at the start of the update."""
         config, policy = self._config, self._policy
-        num_envs, num_steps = batch["reward"].shape
         num_executed = batch["num_executed"].flatten() if policy.spec.horizon > 1 else None
         with torch.no_grad():
-            every_s = {key: rows.flatten(0, 1) for key, rows in observations_of(batch, "observation").items()}
-            values = self._in_parts(self._values, every_s).view(num_envs, num_steps + 1)
-            next_values = values[:, 1:].clone()
-            truncated = torch.zeros(num_envs * num_steps, dtype=torch.bool, device=self._device)
-            if len(batch["final_at"]):  # the next step is in another episode: use the last observation
-                truncated[batch["final_at"]] = True
-                last = self._in_parts(self._values, observations_of(batch, "final"))
-                next_values.view(-1)[batch["final_at"]] = last
+            values, next_values = rollout_values(batch, lambda seen: self._in_parts(self._values, seen))
             log_prob_old = self._densities(s, a, num_executed)
             log_weight = log_prob_old - self._density(batch["log_prob"].flatten(0, 1), num_executed)
             log_prob_start = self._start_densities(s, a, num_executed)
-        gamma: float | Array = config.gamma
-        if num_executed is not None:
-            gamma = np.power(np.float32(gamma), batch["num_executed"].cpu().numpy(), dtype=np.float32)
-        advantages = gae(
-            rewards=batch["reward"].cpu().numpy(),
-            values=values[:, :-1].cpu().numpy(),
-            next_values=next_values.cpu().numpy(),
-            terminated=batch["terminated"].cpu().numpy(),
-            truncated=truncated.view(num_envs, num_steps).cpu().numpy(),
-            gamma=gamma,
-            lam=config.gae_lambda,
+        advantage = rollout_advantages(
+            rollout_steps(batch), values, next_values, gamma=config.gamma, lam=config.gae_lambda
         )
-        returns = advantages + values[:, :-1].cpu().numpy()
-        advantage = torch.from_numpy(advantages).to(self._device).flatten()
+        returns = advantage + values
+        normalized = (advantage - advantage.mean()) / (advantage.std(correction=0) + 1e-8)
         rows = RolloutRows(
             log_prob_old=log_prob_old,
             weight=log_weight.exp().clamp(max=config.max_importance_weight),
-            advantage=(advantage - advantage.mean()) / (advantage.std(correction=0) + 1e-8),
-            returns=torch.from_numpy(returns).to(self._device).flatten(),
+            advantage=normalized.flatten(),
+            returns=returns.flatten(),
             num_executed=num_executed,
             log_prob_start=log_prob_start,
         )
         metrics = {
-            "explained_variance": explained_variance(values[:, :-1].cpu().numpy(), returns),
+            "explained_variance": explained_variance(values.cpu().numpy(), returns.cpu().numpy()),
             "value": float(values.mean()),
             "behaviour_kl": float((log_weight.exp() - 1.0 - log_weight).mean()),
         }
