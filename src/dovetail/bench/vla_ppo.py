@@ -7,6 +7,7 @@ random, which costs the same time.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from statistics import median
@@ -52,6 +53,7 @@ class Rounds:
 
 
 def bench(*, quick: bool) -> Iterator[Row]:
+    os.environ.setdefault("LP_NUM_THREADS", "1")  # Mesa renders on one core, so that collecting uses one
     torch.set_num_threads(1)
     torch.set_flush_denormal(True)
     keep_freed_memory()
