@@ -84,6 +84,16 @@ def test_rollouts_hold_features_of_a_frozen_vision_tower(config):
     np.testing.assert_allclose(features["final/front"], again, rtol=1e-4, atol=1e-5)
 
 
+def test_rollouts_with_cameras_do_not_depend_on_the_number_of_processes(config):
+    one, two = (
+        collected(config("policy.train=expert", "policy.cache_vision=true", f"algorithm.num_processes={number}"))
+        for number in (1, 2)
+    )
+    assert one.keys() == two.keys()
+    for name, values in one.items():
+        assert np.array_equal(values, two[name]), name
+
+
 def test_no_epoch_of_an_update_encodes_an_image(config, monkeypatch):
     training = build_training(config("policy.train=expert", "policy.cache_vision=true", "algorithm.num_epochs=3"))
     encoded = []

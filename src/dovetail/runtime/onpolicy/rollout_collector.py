@@ -70,8 +70,9 @@ class Collector:
             before_tick()
             inputs = self._inputs
             chunk = self._policy.act(inputs, ActContext(seed=int(rng.integers(2**63))))
-            for rows, result in self._step(chunk):
-                self._take(t, rows, result)
+            results = self._step(chunk)
+            self._take(t, results)
+            for _, result in results:
                 for name, values in result.items():
                     if name.startswith("ended/"):
                         ended[name.removeprefix("ended/")].append(values)
@@ -117,22 +118,24 @@ class Collector:
         self._inputs = self._encoded(_joined(replies))
         return list(zip(self._rows, replies, strict=True))
 
-    def _take(self, t: int, rows: slice, result: Mapping[str, Array]) -> None:
-        self._buffer.add_result(
-            t,
-            rows,
-            reward=result["reward"],
-            num_executed=result["num_executed"],
-            terminated=result["terminated"],
-        )
-        if not len(result["final_at"]):
-            return
-        finals = {name.removeprefix("final/"): v for name, v in result.items() if name.startswith("final/")}
-        finals = self._encoded(finals)
-        for row, n in enumerate(result["final_at"]):
-            self._buffer.add_truncation(
-                rows.start + int(n), t, {key: values[row] for key, values in finals.items()}
+    def _take(self, t: int, results: Sequence[tuple[slice, Mapping[str, Array]]]) -> None:
+        """Store what followed in all worlds."""
+        for rows, result in results:
+            self._buffer.add_result(
+                t,
+                rows,
+                reward=result["reward"],
+                num_executed=result["num_executed"],
+                terminated=result["terminated"],
             )
+        truncated = [(rows.start, result) for rows, result in results if len(result["final_at"])]
+        if not truncated:
+            return
+        # encoded together, because the batch size changes the rounding: rollouts must not depend on the processes
+        finals = self._encoded(_joined([result for _, result in truncated], "final"))
+        worlds = [first + int(n) for first, result in truncated for n in result["final_at"]]
+        for row, n in enumerate(worlds):
+            self._buffer.add_truncation(n, t, {key: values[row] for key, values in finals.items()})
 
     def _recorded(self, chunk: ActionChunk) -> dict[str, Array]:
         """What episodes record of a choice: everything of a single action, only numbers of a chunk."""
@@ -164,10 +167,10 @@ def policy_inputs(spec: PolicySpec, features: Mapping[str, ArraySpec]) -> dict[s
     return inputs
 
 
-def _joined(replies: Sequence[Mapping[str, Array]]) -> dict[str, Array]:
-    """The inputs of all worlds."""
-    names = [name for name in replies[0] if name.startswith("observation/")]
+def _joined(replies: Sequence[Mapping[str, Array]], kind: str = "observation") -> dict[str, Array]:
+    """The inputs of all worlds, or with `final` the last ones of truncated episodes."""
+    names = [name for name in replies[0] if name.startswith(f"{kind}/")]
     return {
-        name.removeprefix("observation/"): stack_rows([row for reply in replies for row in reply[name]])
+        name.removeprefix(f"{kind}/"): stack_rows([row for reply in replies for row in reply[name]])
         for name in names
     }
