@@ -474,3 +474,18 @@ def test_deterministic_requests_with_the_same_delay_are_joined_and_random_ones_a
     assert policy.sizes == [4, 1, 1]
     assert [one.chunk.actions[0, 0, 0] for one in computed] == [0.0, 1.0, 2.0, 3.0, 4.0, 5.0]
     assert all(one.chunk.actions.shape == (1, 3, 2) for one in computed)
+
+
+def test_robot_whose_actions_are_not_finite_does_not_stop_the_others_of_its_batch():
+    policy = EchoPolicy()
+    batcher = batching.Batcher(policy, max_rows=2)
+    results = [
+        batcher.submit(client, observed(value), ActContext(deterministic=True))
+        for client, value in enumerate((float("nan"), 5.0))
+    ]
+    batcher.start()
+    with pytest.raises(PolicyError, match="not finite"):
+        results[0].result(10)
+    assert results[1].result(10).chunk.actions[0, 0, 0] == 5.0
+    batcher.close()
+    assert policy.sizes == [2]

@@ -51,7 +51,7 @@ class BaseProposals:
         is_known = np.isfinite(known).all(axis=(1, 2), keepdims=True)
         if is_known.all():
             return known, np.full((len(known), spec.horizon, *spec.action.shape), np.nan, np.float32)
-        chunk = self.policy.act(self._inputs(observations), self._context(context)).actions
+        chunk = self.policy.act(self.inputs(observations), self._context(context)).actions
         fresh = np.stack([proposal_at(one, 0, steps=self._horizon) for one in chunk])
         return np.where(is_known, known, fresh), np.where(is_known, np.float32(np.nan), chunk)
 
@@ -59,7 +59,8 @@ class BaseProposals:
         if isinstance(self.policy, Closes):
             self.policy.close()
 
-    def _inputs(self, observations: Mapping[str, Array]) -> dict[str, Array]:
+    def inputs(self, observations: Mapping[str, Array]) -> dict[str, Array]:
+        """Those that the base reads."""
         keys = (*self.policy.spec.observation, *(("prompt",) if self.policy.spec.prompted else ()))
         return {key: observations[key] for key in keys}
 

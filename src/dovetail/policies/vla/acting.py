@@ -91,7 +91,7 @@ class ActingVla:
         state = setup.state_axes.read(observations)
         num_rows = len(state)
         inputs = self._inputs(observations, state, self._noise(num_rows, context))
-        drawn, extras = self._draw(inputs, state, context)
+        drawn, extras = self._draw(self._steered(inputs, context), state, context)
         normalized = drawn.cpu().numpy()[..., : setup.action.size]
         actions = setup.action_axes.to_robot(setup.action.revert(normalized), state)
         low, high = self._robot.action.bounds
@@ -264,6 +264,10 @@ class ActingVla:
         if generator is None or self._config.deterministic_noise == "fixed":
             generator = seeded_generator(_FIXED_SEED)
         return normal((1, *shape), generator=generator, device=self._device).expand(num_rows, -1, -1)
+
+    def _steered(self, inputs: Inputs, context: ActContext) -> Inputs:
+        """The inputs with the noise that the chunk shall start from."""
+        return inputs
 
     def _commitment(self, state: Array, context: ActContext) -> Commitment | None:
         """The committed actions in the network's space. Padded axes and unknown actions have weight 0."""

@@ -30,7 +30,6 @@ from dovetail.policies.vla.transformers import (
     aligned,
     attend,
     insert,
-    masked_mean,
     rotation,
     self_attention_layer,
 )
@@ -68,23 +67,23 @@ class PaliGemmaNetwork(FlowNetwork):
     def prefix(
         self, images: Tensor, camera_mask: Tensor, tokens: Tensor, token_mask: Tensor, state: Tensor
     ) -> Prefix:
+        return self.prefix_and_embeddings(images, camera_mask, tokens, token_mask, state)[0]
+
+    def prefix_and_embeddings(
+        self, images: Tensor, camera_mask: Tensor, tokens: Tensor, token_mask: Tensor, state: Tensor
+    ) -> tuple[Prefix, Tensor, Tensor]:
         x, mask = self._embed(images, camera_mask, tokens, token_mask)
         bias = _bias(mask)
-        return self._for_actions(self._read(x, mask, bias)[0], mask, bias, state)
-
-    def summary(
-        self, images: Tensor, camera_mask: Tensor, tokens: Tensor, token_mask: Tensor, state: Tensor
-    ) -> Tensor:
-        x, mask = self._embed(images, camera_mask, tokens, token_mask)
-        return masked_mean(self._read(x, mask, _bias(mask))[1], mask)
-
-    def prefix_and_summary(
-        self, images: Tensor, camera_mask: Tensor, tokens: Tensor, token_mask: Tensor, state: Tensor
-    ) -> tuple[Prefix, Tensor]:
-        x, mask = self._embed(images, camera_mask, tokens, token_mask)
-        bias = _bias(mask)
-        keys_values, last = self._read(x, mask, bias)
-        return self._for_actions(keys_values, mask, bias, state), masked_mean(last, mask)
+        head_size = self.sizes.text.head_size
+        keys_values, x = self._read(x, mask, bias)
+        num_valid = mask.sum(1, keepdim=True)
+        keys, values = self._extended(keys_values, state, bias, num_valid)
+        horizon = self.sizes.horizon
+        positions = num_valid + self.num_state_tokens + torch.arange(horizon, device=x.device)
+        bias = functional.pad(bias, (0, self.num_state_tokens + horizon))
+        num_keys = bias.shape[-1]
+        bias = functional.pad(bias, (0, aligned(num_keys) - num_keys), value=-math.inf)
+        return Prefix(keys, values, bias, rotation(positions, head_size=head_size), num_keys), x, mask
 
     def velocity(self, x: Tensor, time: Tensor, prefix: Prefix) -> Tensor:
         """Without gradients, the action tokens' keys and values are written behind those of the prefix, in place."""
@@ -143,19 +142,6 @@ class PaliGemmaNetwork(FlowNetwork):
             found.append((k, v))
         found.append(last.keys_values(x, where))
         return found, x
-
-    def _for_actions(
-        self, keys_values: list[tuple[Tensor, Tensor]], mask: Tensor, bias: Tensor, state: Tensor
-    ) -> Prefix:
-        num_valid = mask.sum(1, keepdim=True)
-        keys, values = self._extended(keys_values, state, bias, num_valid)
-        horizon = self.sizes.horizon
-        positions = num_valid + self.num_state_tokens + torch.arange(horizon, device=mask.device)
-        bias = functional.pad(bias, (0, self.num_state_tokens + horizon))
-        num_keys = bias.shape[-1]
-        bias = functional.pad(bias, (0, aligned(num_keys) - num_keys), value=-math.inf)
-        where = rotation(positions, head_size=self.sizes.text.head_size)
-        return Prefix(keys, values, bias, where, num_keys)
 
 
 def _bias(mask: Tensor) -> Tensor:

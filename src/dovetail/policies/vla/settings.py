@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 
 from dovetail.config.model import Config
 from dovetail.policies.components import ComponentConfig, NetworkPolicyConfig, TorchPolicyConfig
-from dovetail.policies.settings import GuidanceConfig, PathNoiseConfig
+from dovetail.policies.settings import GuidanceConfig, PathNoiseConfig, SteeringConfig
 
 __all__ = [
     "MODEL",
@@ -85,6 +85,8 @@ class VlaConfig(TorchPolicyConfig):
     """Store what a frozen vision tower makes of each image in the replay, so that no image is encoded twice."""
     lora: LoraConfig = Field(default_factory=LoraConfig)
     """Adapters, with `train=lora`."""
+    steering: SteeringConfig | None = None
+    """An actor that chooses the initial noise, for algorithm `dsrl`; `{}` has the defaults. Null: none."""
     fit_stats: bool = False
     """Compute the statistics of states and actions from the run's demonstrations, for a robot that the checkpoint does not
     know. False: those of the checkpoint or of `stats`."""
@@ -145,6 +147,12 @@ class ValuedVlaConfig(VlaConfig):
     """How it explores. A deterministic chunk has no such noise."""
     value_hidden: tuple[int, ...] = Field(default=(128, 128), min_length=1)
     """Sizes of the value head's hidden layers. It reads the mean of the text model's tokens, and the state."""
+
+    @model_validator(mode="after")
+    def _check_steering(self) -> Self:
+        if self.steering is not None:
+            raise ValueError("steering is for algorithm dsrl, which freezes the model: remove it")
+        return self
 
 
 class ValuedPi0Config(ValuedVlaConfig, Pi0Config):

@@ -17,7 +17,7 @@ from dovetail.policies.vla.family import FlowNetwork, NetworkPart
 from dovetail.policies.vla.lora import Lora
 from dovetail.policies.vla.settings import VlaConfig
 
-__all__ = ["BASE", "LORA", "TrainedWeights", "check_fit"]
+__all__ = ["BASE", "LORA", "TrainedWeights"]
 
 LORA = "lora"  # the component with the adapters
 BASE = "base"  # stands for all published weights, if only adapters are trained
@@ -26,7 +26,16 @@ BASE = "base"  # stands for all published weights, if only adapters are trained
 class TrainedWeights:
     """`components` are the networks that a learner sees. With LoRA, that is one component, and the base is frozen."""
 
-    def __init__(self, network: FlowNetwork, checkpoint: Checkpoint, config: VlaConfig, *, seed: int) -> None:
+    def __init__(
+        self,
+        network: FlowNetwork,
+        checkpoint: Checkpoint,
+        config: VlaConfig,
+        *,
+        seed: int,
+        added: Mapping[str, nn.Module],
+    ) -> None:
+        """`added` are networks beside the published one, which are always trained."""
         self._checkpoint = checkpoint
         self._digest = ""
         self.lora: Lora | None = None
@@ -52,6 +61,7 @@ class TrainedWeights:
             # a module's name has no dots
             updates = {name.replace(".", "/"): update for name, update in self.lora.updates.items()}
             self.components = {LORA: NetworkPart(updates, network.run_layer)}
+        self.components |= added
 
     def let_learn(self) -> None:
         """Gradients for what is trained. Acting alone needs none."""
@@ -90,7 +100,7 @@ class TrainedWeights:
             elif name in self.frozen or digest is not None:
                 raise StoreError(f"{misfit}they were trained with another policy.train than this one")
             else:
-                check_fit(components[name], self.components[name], name, misfit=misfit)
+                _check_fit(components[name], self.components[name], name, misfit=misfit)
 
     def load(self, components: Mapping[str, Mapping[str, Array]]) -> None:
         """After `check`. In place, because CUDA graphs know the addresses of the weights."""
@@ -99,8 +109,7 @@ class TrainedWeights:
                 fill_module(module, components[name])
 
 
-def check_fit(arrays: Mapping[str, Array], module: nn.Module, component: str, *, misfit: str) -> None:
-    """Raise StoreError if published arrays are not those of this module."""
+def _check_fit(arrays: Mapping[str, Array], module: nn.Module, component: str, *, misfit: str) -> None:
     expected = {key: tuple(value.shape) for key, value in module.state_dict().items()}
     for problem, one, other in (("lacks", expected, arrays), ("has unexpected", arrays, expected)):
         if names := sorted(one.keys() - other.keys()):

@@ -9,18 +9,16 @@ head alone.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from functools import cached_property
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from dovetail.core.errors import StoreError
-from dovetail.core.types import ActContext, Array, WeightSnapshot
+from dovetail.core.types import ActContext, Array
 from dovetail.policies.actor_critic import value_mlp
-from dovetail.policies.arrays import fill_module, to_numpy
+from dovetail.policies.arrays import to_numpy
 from dovetail.policies.flows.noisy_path import PathVelocity
 from dovetail.policies.flows.path_sampling import NoisyPaths, PathNoise
 from dovetail.policies.random_draws import normal, seeded_generator
@@ -35,7 +33,7 @@ from dovetail.policies.vla.settings import (
     ValuedVlaConfig,
 )
 from dovetail.policies.vla.smolvla_policy import SmolVLAPolicy
-from dovetail.policies.vla.trained_weights import check_fit
+from dovetail.policies.vla.transformers import masked_mean
 
 __all__ = ["ValuedPi0Policy", "ValuedPi05Policy", "ValuedSmolVLAPolicy", "ValuedVla"]
 
@@ -86,14 +84,8 @@ class ValuedVla(VlaPolicy):
         return sizes.horizon, sizes.action_size
 
     @property
-    def components(self) -> Mapping[str, nn.Module]:
-        return {**super().components, **self._heads}
-
-    def to(self, device: torch.device) -> Self:
-        if "_heads" in self.__dict__:
-            for head in self._heads.values():
-                head.to(device)
-        return super().to(device)
+    def _added(self) -> dict[str, nn.Module]:
+        return {**super()._added, **self._heads}
 
     # ---- Policy: numpy in, numpy out
 
@@ -132,8 +124,8 @@ class ValuedVla(VlaPolicy):
     def _read(self, inputs: Inputs) -> tuple[Any, Tensor]:
         """What the actions attend to, and the inputs of the heads."""
         with self.network.run_layer.precision(inputs.state.device):
-            prefix, summary = self.network.prefix_and_summary(*inputs[:-1])
-        return prefix, _head_inputs(summary, inputs.state)
+            prefix, *embeddings = self.network.prefix_and_embeddings(*inputs[:-1])
+        return prefix, _head_inputs(masked_mean(*embeddings), inputs.state)
 
     def _value(self, features: Tensor) -> Tensor:
         value: Tensor = self._heads[_CRITIC](features)
@@ -148,28 +140,6 @@ class ValuedVla(VlaPolicy):
                 return -network.velocity(x, network.embed_times(1.0 - t), prefix)
 
         return velocity
-
-    # ---- weights
-
-    def weights(self, components: Mapping[str, nn.Module] | None = None) -> Mapping[str, Mapping[str, Array]]:
-        given = components or {}
-        of_model = {name: module for name, module in given.items() if name not in self._heads}
-        heads = {name: given.get(name, head) for name, head in self._heads.items()}
-        arrays = {
-            name: {key: to_numpy(value) for key, value in head.state_dict().items()}
-            for name, head in heads.items()
-        }
-        return {**super().weights(of_model or None), **arrays}
-
-    def load(self, snapshot: WeightSnapshot) -> None:
-        misfit = f"weights version {snapshot.version} do not fit policy '{self.family.name}': "
-        for name, head in self._heads.items():
-            if name not in snapshot.components:
-                raise StoreError(f"{misfit}component '{name}' is missing")
-            check_fit(snapshot.components[name], head, name, misfit=misfit)
-        super().load(snapshot)
-        for name, head in self._heads.items():
-            fill_module(head, snapshot.components[name])
 
 
 def _head_inputs(summary: Tensor, state: Tensor) -> Tensor:
