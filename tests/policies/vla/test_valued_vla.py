@@ -270,3 +270,8 @@ def test_ppo_refuses_what_would_replace_the_statistics_and_a_vla_without_values(
         PPO(PPOConfig(), policy=make())
     with pytest.raises(UsageError, match="'valued_pi0', 'valued_pi05' or 'valued_smolvla'"):
         PPO(PPOConfig(normalize=False), policy=make(kind=Pi0Policy, config=Pi0Config))
+
+
+def test_steering_is_refused():
+    with pytest.raises(ValueError, match="steering is for algorithm dsrl"):
+        ValuedPi0Config(checkpoint="pi0", images={"base_0_rgb": "front"}, steering={})
