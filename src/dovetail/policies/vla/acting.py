@@ -15,7 +15,7 @@ from torch import Tensor
 
 from dovetail.core.errors import SpecMismatch, UsageError
 from dovetail.core.prompts import decode_prompt
-from dovetail.core.specs import PolicySpec, RobotSpec
+from dovetail.core.specs import ArraySpec, PolicySpec, RobotSpec
 from dovetail.core.types import ActContext, ActionChunk, Array
 from dovetail.policies.checkpoints.axes import ActionAxes, StateAxes, match_cameras
 from dovetail.policies.checkpoints.normalization import Normalization
@@ -89,16 +89,26 @@ class ActingVla:
                 "the policy has no statistics before demonstrations are recorded (policy.fit_stats). Set "
                 "run.untrained_episodes=0 and run.demos, or policy.stats"
             )
-        observations = check_inputs(observations, self.spec)
+        observations = check_inputs(observations, self.spec, features=self.feature_specs)
         state = setup.state_axes.read(observations)
         num_rows = len(state)
         inputs = self._acting_inputs(observations, state, self._noise(num_rows, context)).without_padding()
-        inputs = self._steered(inputs, context)
-        normalized = self._sampler(inputs, self._commitment(state, context)).cpu().numpy()
-        size = setup.action.size
-        actions = setup.action_axes.to_robot(setup.action.revert(normalized[..., :size]), state)
+        drawn, extras = self._draw(self._steered(inputs, context), state, context)
+        normalized = drawn.cpu().numpy()[..., : setup.action.size]
+        actions = setup.action_axes.to_robot(setup.action.revert(normalized), state)
         low, high = self._robot.action.bounds
-        return ActionChunk(actions=np.clip(actions, low, high), observed_ns=0, policy_version=self._version)
+        return ActionChunk(
+            actions=np.clip(actions, low, high), observed_ns=0, policy_version=self._version, extras=extras
+        )
+
+    def _draw(self, inputs: Inputs, state: Array, context: ActContext) -> tuple[Tensor, dict[str, Array]]:
+        """Normalized chunks [B, H, A], and what else an algorithm needs to know of them."""
+        return self._sampler(inputs, self._commitment(state, context)), {}
+
+    @property
+    def feature_specs(self) -> Mapping[str, ArraySpec]:
+        """See CachesFeatures: cameras whose images may be features already."""
+        return {}
 
     def warmup(self) -> None:
         inputs = zero_inputs(self.spec)

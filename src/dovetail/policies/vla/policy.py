@@ -71,8 +71,14 @@ class VlaPolicy(ActingVla):
 
     @cached_property
     def _trained(self) -> TrainedWeights:
-        added = {} if self.steering is None else {STEERING: self.steering}
-        return TrainedWeights(self.network, self._setup.checkpoint, self._config, seed=self._seed, added=added)
+        return TrainedWeights(
+            self.network, self._setup.checkpoint, self._config, seed=self._seed, added=self._added
+        )
+
+    @property
+    def _added(self) -> dict[str, nn.Module]:
+        """Networks beside the published one."""
+        return {} if self.steering is None else {STEERING: self.steering}
 
     @property
     def device(self) -> torch.device:
@@ -84,8 +90,8 @@ class VlaPolicy(ActingVla):
             self.network.to(device)
             self.__dict__.pop("_sampler", None)
         self.__dict__["_device"] = device
-        if self.steering is not None:
-            self.steering.to(device)
+        for module in self._added.values():
+            module.to(device)
         return self
 
     def check_shard(self) -> None:

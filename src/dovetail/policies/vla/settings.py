@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 
 from dovetail.config.model import Config
 from dovetail.policies.components import ComponentConfig, NetworkPolicyConfig, TorchPolicyConfig
-from dovetail.policies.settings import AdvantageInputConfig, GuidanceConfig, SteeringConfig
+from dovetail.policies.settings import AdvantageInputConfig, GuidanceConfig, PathNoiseConfig, SteeringConfig
 
 __all__ = [
     "MODEL",
@@ -19,6 +19,10 @@ __all__ = [
     "Pi05Config",
     "SmolVLAConfig",
     "UserModelConfig",
+    "ValuedPi0Config",
+    "ValuedPi05Config",
+    "ValuedSmolVLAConfig",
+    "ValuedVlaConfig",
     "VlaConfig",
 ]
 
@@ -136,6 +140,33 @@ class Pi05Config(VlaConfig):
 
 class SmolVLAConfig(VlaConfig):
     preferred_image_size: ClassVar[int] = 512  # SmolVLM2's
+
+
+class ValuedVlaConfig(VlaConfig):
+    """Settings of a VLA that PPO trains: the same as without values, and these."""
+
+    path_noise: PathNoiseConfig = PathNoiseConfig(one_step=True)
+    """How it explores. A deterministic chunk has no such noise."""
+    value_hidden: tuple[int, ...] = Field(default=(128, 128), min_length=1)
+    """Sizes of the value head's hidden layers. It reads the mean of the text model's tokens, and the state."""
+
+    @model_validator(mode="after")
+    def _check_steering(self) -> Self:
+        if self.steering is not None:
+            raise ValueError("steering is for algorithm dsrl, which freezes the model: remove it")
+        return self
+
+
+class ValuedPi0Config(ValuedVlaConfig, Pi0Config):
+    pass
+
+
+class ValuedPi05Config(ValuedVlaConfig, Pi05Config):
+    pass
+
+
+class ValuedSmolVLAConfig(ValuedVlaConfig, SmolVLAConfig):
+    pass
 
 
 class UserModelConfig(NetworkPolicyConfig):
