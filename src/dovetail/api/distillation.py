@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from dovetail.api.contenders import check_same
-from dovetail.api.launch import train
+from dovetail.api.launch import RunOptions, train
 from dovetail.api.names import RUNS_DIR, check_name, find_run
 from dovetail.api.opened_run import Run
+from dovetail.api.policy_export import export_run
 from dovetail.api.weights import WeightSource
 from dovetail.config.load import Overrides, load, plain_overrides
 from dovetail.core.errors import RunFolderError, UsageError
@@ -18,12 +20,14 @@ from dovetail.core.proposals import PROPOSAL, without_proposal
 from dovetail.core.types import Episode, Observation, Purpose
 from dovetail.episodes.log import EpisodeLog
 from dovetail.labels.store import LabelStore
+from dovetail.policies.vla.settings import VlaConfig
 from dovetail.runs.folder import RunFolder
 from dovetail.weights.store import DiskWeightStore
 
 __all__ = ["LINEAGE", "Distilled", "distill"]
 
 LINEAGE = "lineage.json"
+EXPORTS = "exports"  # LeRobot folders of a run's weights
 DEFAULT_UPDATES = 3000
 
 
@@ -44,18 +48,21 @@ def distill(
     num_updates: int = DEFAULT_UPDATES,
     runs_dir: Path | str = RUNS_DIR,
     evaluate: bool = True,
+    options: RunOptions | None = None,
 ) -> Distilled:
     """Fine-tune a policy on the successful episodes of a run: those of base, residual and people.
 
     `into` is a run, whose policy starts from its newest weights, or a recipe or file, whose policy starts untrained. The
     new run `name` has the same task, robot and safety limits. Evaluations are left out: they stay unseen. `lineage.json`
-    in the new run records where the episodes and the weights came from.
+    in the new run records where the episodes and the weights came from. `options` are those of `train`, such as
+    `should_stop`; a stopped run continues with `train(resume=...)`.
     """
-    runs = Path(runs_dir)
+    options = {"runs_dir": runs_dir, **(options or {})}
+    runs = Path(options["runs_dir"])
     source = RunFolder.open(find_run(run.path if isinstance(run, Run) else run, runs))
     student = _student(into, runs)
     settings = [
-        *(f"policy.components.{part}.checkpoint={student.weights}" for part in student.components),
+        *student.start,
         "operator.type=none",
         "algorithm.type=imitation",
         "learner.bc_updates=0",
@@ -78,17 +85,19 @@ def distill(
     lineage = _lineage(source, student, episodes)
     folder.write_json(LINEAGE, lineage)
     folder.event("distill", **lineage)
-    return Distilled(run=train(resume=folder.path, runs_dir=runs, evaluate=evaluate), num_episodes=len(episodes))
+    made = train(resume=folder.path, evaluate=evaluate, **options)
+    return Distilled(run=made, num_episodes=len(episodes))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Student:
-    """The policy to fine-tune: its config, and the weights and components that it starts from; none if it is untrained."""
+    """The policy to fine-tune: its config, its weights, and the settings that let a run start from them; none if it is
+    untrained."""
 
     config_file: str | Path
     weights: Path | None = None
     version: int | None = None
-    components: tuple[str, ...] = ()
+    start: tuple[str, ...] = ()
 
 
 def _student(into: str | Path, runs: Path) -> _Student:
@@ -99,12 +108,25 @@ def _student(into: str | Path, runs: Path) -> _Student:
     newest = DiskWeightStore(folder.weights).latest()
     if newest is None:
         raise UsageError(f"run {folder.path} has published no weights yet. Let it run first, or name a recipe")
+    weights = folder.weights / f"v{newest.version:08d}.json"
     return _Student(
         config_file=folder.path / "config.yaml",
-        weights=folder.weights / f"v{newest.version:08d}.json",
+        weights=weights,
         version=newest.version,
-        components=tuple(newest.components),
+        start=_started_from_folder(folder, newest.version)
+        if isinstance(folder.config.policy.config, VlaConfig)
+        else tuple(f"policy.components.{part}.checkpoint={weights}" for part in newest.components),
     )
+
+
+def _started_from_folder(folder: RunFolder, version: int) -> tuple[str, ...]:
+    """A vision-language-action model starts from a LeRobot folder, which has its weights and statistics. The run keeps it."""
+    exported = folder.path / EXPORTS / f"v{version:08d}"
+    if not (exported / "model.safetensors").is_file():
+        shutil.rmtree(exported, ignore_errors=True)  # an export that was interrupted
+        export_run(WeightSource(folder=folder, version=version), exported)
+    kept = ("policy.new=null", "policy.fit_stats=false", "policy.stats=null", "policy.adapter=null")
+    return (f"policy.checkpoint={exported}", *kept)
 
 
 def _successful(source: RunFolder) -> list[Episode]:

@@ -11,6 +11,7 @@ from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
 from dovetail.config.cluster import ClusterConfig
+from dovetail.config.improve import ImproveConfig
 from dovetail.config.model import Config
 from dovetail.config.plugins import build, locate, resolve, settings_of
 from dovetail.config.policy_server import LearningServerConfig
@@ -309,6 +310,8 @@ class RunConfig(Config):
     """Budgets, evaluations and the end of the run."""
     learner: LearnerConfig = LearnerConfig()
     """How much the learner trains, and on what hardware."""
+    improve: ImproveConfig | None = None
+    """Train and serve the base of policy `residual` first, then distill and deploy; null: only this run."""
     images: ImagesConfig = ImagesConfig()
     """How recorded images are stored."""
 
