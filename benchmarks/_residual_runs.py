@@ -30,6 +30,10 @@ COMMON = (
     "run.eval_every_steps=1500",
     "run.scheduled_eval_episodes=50",
 )
+TINY = (  # for a rough answer; of the base and of the others
+    ("run.demos=3", "run.eval_episodes=3", "learner.warmup_updates=50"),
+    ("run.demos=3", "run.eval_episodes=3", "run.env_steps=100", "run.eval_every_steps=50", "run.scheduled_eval_episodes=2"),
+)
 _FLOW_DAGGER = (
     "actor={type: sequential, execution_horizon: 4}",
     "algorithm={type: hg_dagger, demo_share: 0.25, lr: 0.001, average: 0.998}",
@@ -123,11 +127,12 @@ class Result:
         return Result(**{**data, "start": start, "later": later})
 
 
-def result_of(task: str, seed: int, method: str, *, folder: Path = FOLDER) -> Result:
+def result_of(task: str, seed: int, method: str, *, tiny: bool = False) -> Result:
     """The result of a run, which is played if its file does not exist."""
+    folder = FOLDER / "tiny" if tiny else FOLDER
     file = folder / f"{run_name(task, seed, method)}.json"
     if not file.is_file():
-        play(task, seed, method, folder=folder)
+        play(task, seed, method, tiny=tiny)
     return Result.from_json(json.loads(file.read_text("utf-8")))
 
 
@@ -135,14 +140,15 @@ def run_name(task: str, seed: int, method: str) -> str:
     return f"{task}-{seed}-{method.replace(', ', '-').replace(' ', '-')}"
 
 
-def play(
-    task: str, seed: int, method: str, settings: Sequence[str] = (), *, folder: Path = FOLDER
-) -> Result:
+def play(task: str, seed: int, method: str, settings: Sequence[str] = (), *, tiny: bool = False) -> Result:
     """Train the base, improve it, and write the result beside the runs. A run that was interrupted continues."""
+    folder = FOLDER / "tiny" if tiny else FOLDER
     name, of, seeded = run_name(task, seed, method), TASKS[task], f"run.seed={seed}"
+    tiny_base, tiny_run = TINY if tiny else ((), ())
+    settings = (*tiny_run, *settings)
     if method in RESIDUAL:
         base = folder / f"{name}-base"
-        _command("train", base, (*of.base, seeded, "run.video_episodes=0"))
+        _command("train", base, (*of.base, seeded, "run.video_episodes=0", *tiny_base))
         who = () if method == RESIDUAL[0] else (NO_PERSON,)
         start = [f"policy.base.run={base}", *who, *COMMON, seeded, *settings]
         _command("run", folder / name, (of.residual, *start))
