@@ -1,6 +1,6 @@
 """The runs of `benchmarks.residual`: a cloned flow, and five ways to improve it with the same demonstrations.
 
-    python -m benchmarks._residual_runs peg 11 "residual, person"    # one run; its result is runs/residual/peg-11-residual-person.json
+python -m benchmarks._residual_runs peg 11 "residual, person"    # one run; its result is runs/residual/peg-11-residual-person.json
 """
 
 from __future__ import annotations
@@ -32,7 +32,13 @@ COMMON = (
 )
 TINY = (  # for a rough answer; of the base and of the others
     ("run.demos=3", "run.eval_episodes=3", "learner.warmup_updates=50"),
-    ("run.demos=3", "run.eval_episodes=3", "run.env_steps=100", "run.eval_every_steps=50", "run.scheduled_eval_episodes=2"),
+    (
+        "run.demos=3",
+        "run.eval_episodes=3",
+        "run.env_steps=100",
+        "run.eval_every_steps=50",
+        "run.scheduled_eval_episodes=2",
+    ),
 )
 _FLOW_DAGGER = (
     "actor={type: sequential, execution_horizon: 4}",
@@ -40,6 +46,7 @@ _FLOW_DAGGER = (
     "learner.utd=1",
     "learner.warmup_updates=0",
 )
+_PEG = ("run.demo_noise=1.0", "run.env_steps=6000")  # the base's demonstrations
 _DSRL = (
     NO_PERSON,  # it learns from its own noise only
     "actor={type: sequential, execution_horizon: 4}",
@@ -72,10 +79,10 @@ TASKS: Mapping[str, Task] = {
                 "policy={type: flow, inputs: [ee_twist, ee_error, task_state], horizon: 8}",
                 *_FLOW_DAGGER,
                 "learner.bc_updates=3000",
-                "run.env_steps=6000",
+                *_PEG,
             ),
-            "rlpd": ("peg-insertion-offset", "run.env_steps=6000"),
-            "dsrl": ("peg-insertion-offset", *_DSRL, _steered("ee_twist, ee_error, task_state"), "run.env_steps=6000"),
+            "rlpd": ("peg-insertion-offset", *_PEG),
+            "dsrl": ("peg-insertion-offset", *_DSRL, _steered("ee_twist, ee_error, task_state"), *_PEG),
         },
     ),
     "pick": Task(

@@ -54,7 +54,9 @@ def steps_of(run):
 def test_stopped_loop_continues_and_does_every_step_once(tmp_path):
     file, runs = write_loop(tmp_path, free_port()), tmp_path / "runs"
     with pytest.raises(dovetail.Interrupted):  # while the new policy is trained
-        dovetail.run(file, runs_dir=runs, name="loop", should_stop=lambda: (runs / "loop-distilled/lineage.json").exists())
+        dovetail.run(
+            file, runs_dir=runs, name="loop", should_stop=lambda: (runs / "loop-distilled/lineage.json").exists()
+        )
     assert list(steps_of(runs / "loop")) == ["base", "residual"]
     base_weights = sorted((runs / "loop-base" / "weights").iterdir())
 

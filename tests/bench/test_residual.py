@@ -14,7 +14,9 @@ def rate(successes: int, episodes: int) -> Rate:
 
 def result(start: int, *later: int) -> Result:
     found = [Evaluated(robot_s=150.0 * i, successes=one, episodes=10) for i, one in enumerate((start, *later))]
-    return Result(task="peg", seed=11, method="residual, person", start=found[0], later=tuple(found[1:]), human_share=0.1)
+    return Result(
+        task="peg", seed=11, method="residual, person", start=found[0], later=tuple(found[1:]), human_share=0.1
+    )
 
 
 def test_fisher_by_hand():

@@ -181,9 +181,7 @@ class Improvement:
     def _served(self, target: str | Path) -> Any:
         settings: Any = self._server_section().config
         token_file = make_token(self._folder.path / _TOKEN)
-        return served(
-            target, address=settings.address, token_file=token_file, runs_dir=self._folder.path.parent
-        )
+        return served(target, address=settings.address, token_file=token_file, runs_dir=self._folder.path.parent)
 
 
 def describe(step: Mapping[str, Any]) -> str:
