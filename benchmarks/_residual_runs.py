@@ -1,6 +1,6 @@
 """The runs of `benchmarks.residual`: a cloned flow, and five ways to improve it with the same demonstrations.
 
-python -m benchmarks._residual_runs peg 11 "residual, person"    # one run; its result is runs/residual/peg-11-residual-person.json
+python -m benchmarks._residual_runs peg 11 "residual, person"    # plays one run, and writes runs/residual/NAME.json
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Residual learning on a frozen flow: peg with a hidden offset of 2 mm, and pick and place, with and without a person.
 
-Next to it, with the same demonstrations and operator: HG-DAgger, RLPD and DSRL. 600 s of robot time each. One pooled test says
-whether a residual policy was clearly worse than its base on any evaluation. `benchmarks._residual_runs` plays single runs.
+Next to it, with the same demonstrations and operator: HG-DAgger, RLPD and DSRL. 600 s of robot time each. One pooled test
+says whether a residual policy was clearly worse than its base on any evaluation. `benchmarks._residual_runs` plays one run.
 """
 
 from __future__ import annotations

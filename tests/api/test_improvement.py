@@ -79,7 +79,7 @@ def test_stopped_loop_continues_and_does_every_step_once(tmp_path):
 def test_server_that_cannot_listen_is_one_line(tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         file = write_loop(tmp_path, taken.getsockname()[1])
-        with pytest.raises(DovetailError, match="did not start: .*cannot listen on"):
+        with pytest.raises(DovetailError, match=r"did not start: .*cannot listen on"):
             dovetail.run(file, runs_dir=tmp_path / "runs", name="loop")
 
 

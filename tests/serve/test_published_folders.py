@@ -72,7 +72,7 @@ def test_alone_it_acts_as_with_a_config(tmp_path):
 
 
 def test_openpi_keys_name_the_folders_cameras_and_parts_of_its_state(tmp_path):
-    with pytest.raises(SpecMismatch, match="--keys droid give a state of 8 values, but .* has 9"):
+    with pytest.raises(SpecMismatch, match=r"--keys droid give a state of 8 values, but .* has 9"):
         describe(write_lerobot(tmp_path / "pi0"), keys="droid")
     keys = KeyMap.from_mapping({"like": "lerobot", "images": {"cam": "base_0_rgb"}})
     found = describe(tmp_path / "pi0", keys=keys)

@@ -120,7 +120,7 @@ def _student(into: str | Path, runs: Path) -> _Student:
 
 
 def _started_from_folder(folder: RunFolder, version: int) -> tuple[str, ...]:
-    """A vision-language-action model starts from a LeRobot folder, which has its weights and statistics. The run keeps it."""
+    """A vision-language-action model starts from a LeRobot folder, which has weights and statistics. The run keeps it."""
     exported = folder.path / EXPORTS / f"v{version:08d}"
     if not (exported / "model.safetensors").is_file():
         shutil.rmtree(exported, ignore_errors=True)  # an export that was interrupted

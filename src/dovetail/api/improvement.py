@@ -2,8 +2,8 @@
 
     run("improve-served-vla")     # its section `improve` makes a loop of the run
 
-The run NAME learns the corrections. NAME-base has the served policy, NAME-distilled the new one, NAME-bad a candidate that is
-bad on purpose. `improvement.json` in NAME has the steps that are done, so a resumed loop does not repeat them.
+The run NAME learns the corrections. NAME-base has the served policy, NAME-distilled the new one, NAME-bad a candidate that
+is bad on purpose. `improvement.json` in NAME has the steps that are done, so a resumed loop does not repeat them.
 """
 
 from __future__ import annotations

@@ -57,8 +57,8 @@ class Published:
 
 
 def describe(folder: Path, *, keys: BuiltinKeys | KeyMap | None = None) -> Published:
-    """Raise UsageError or CheckpointError, in one line, for a folder that is no complete policy, and SpecMismatch for keys of
-    another robot. Without keys, the names are those of the folder: its cameras, `state` and `prompt`."""
+    """Raise UsageError or CheckpointError, in one line, for a folder that is no complete policy, and SpecMismatch for keys
+    of another robot. Without keys, the names are those of the folder: its cameras, `state` and `prompt`."""
     known = _act_or_diffusion(folder) if _type_of(folder) in POLICIES else _vla(folder)
     used = _keys_for(known, keys)
     cameras = {name: shape for name, shape in known.cameras.items() if name in used.images.values()}
