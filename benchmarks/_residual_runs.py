@@ -1,6 +1,6 @@
 """The runs of `benchmarks.residual`: a cloned flow, and five ways to improve it with the same demonstrations.
 
-python -m benchmarks._residual_runs peg 11 "residual, person"    # plays one run, and writes runs/residual/NAME.json
+python -m benchmarks._residual_runs peg 11 "residual, person"    # plays one run, and writes runs/residual/result-NAME.json
 """
 
 from __future__ import annotations
@@ -137,7 +137,7 @@ class Result:
 def result_of(task: str, seed: int, method: str, *, tiny: bool = False) -> Result:
     """The result of a run, which is played if its file does not exist."""
     folder = FOLDER / "tiny" if tiny else FOLDER
-    file = folder / f"{run_name(task, seed, method)}.json"
+    file = folder / f"result-{run_name(task, seed, method)}.json"
     if not file.is_file():
         play(task, seed, method, tiny=tiny)
     return Result.from_json(json.loads(file.read_text("utf-8")))
@@ -174,7 +174,7 @@ def play(task: str, seed: int, method: str, settings: Sequence[str] = (), *, tin
         human_share=report["human_share"],
     )
     text = json.dumps(asdict(result), indent=1) + "\n"
-    (folder / f"{name}.json").write_text(text, "utf-8")
+    (folder / f"result-{name}.json").write_text(text, "utf-8")
     return result
 
 
