@@ -64,6 +64,7 @@ def test_stopped_loop_continues_and_does_every_step_once(tmp_path):
 
     steps = steps_of(runs / "loop")
     assert tuple(steps) == STEPS
+    assert (runs / "loop" / "improvement.png").stat().st_size > 1000
     assert steps["base"]["episodes"] == steps["residual"]["episodes"] == steps["deployed"]["episodes"] == 3
     assert sorted((runs / "loop-base" / "weights").iterdir()) == base_weights  # it was not trained again
     lineage = json.loads((runs / "loop-distilled" / "lineage.json").read_text())

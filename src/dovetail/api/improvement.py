@@ -26,7 +26,7 @@ from dovetail.runs.folder import RunFolder
 if TYPE_CHECKING:  # they load torch
     from dovetail.api.launch import RunOptions
 
-__all__ = ["IMPROVEMENT", "Improvement", "with_served_base"]
+__all__ = ["IMPROVEMENT", "STEPS", "Improvement", "describe", "with_served_base"]
 
 IMPROVEMENT = "improvement.json"
 STEPS = ("base", "residual", "distilled", "gate", "bad candidate", "deployed")
@@ -67,6 +67,13 @@ class Improvement:
         self._step("gate", lambda: self._offer(self._run_path("distilled")))
         self._step("bad candidate", self._offer_bad)
         self._step("deployed", self._play_deployed)
+        self._draw()
+
+    def _draw(self) -> None:
+        from dovetail.reports.improvement import FIGURE, draw_improvement
+
+        title = f"{self._folder.path.name}: success without help"
+        draw_improvement(self._done["steps"], self._folder.path / FIGURE, title=title)
 
     def _step(self, name: str, work: Callable[[], Mapping[str, Any]]) -> None:
         """Do a step, unless it is done. Its time counts also if it is interrupted."""
