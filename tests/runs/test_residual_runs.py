@@ -8,6 +8,7 @@ from dovetail.api.deployment import deploy, deployment_of
 from dovetail.api.distillation import distill
 from dovetail.core.types import Outcome, Purpose, Source
 from dovetail.episodes.log import EpisodeLog
+from dovetail.policies.images.backbones import ResNet, save_backbone
 from support.policy_servers import TOKEN, serving
 from support.run_digests import run_digests
 
@@ -141,3 +142,20 @@ def test_gate_rejects_a_candidate_that_it_cannot_tell_from_the_deployed_one(runs
     decision = deploy(runs / "base", runs / "whole", num_episodes=2, runs_dir=runs)
     assert not decision.deployed
     assert deployment_of(runs / "base").deployed.weights == str(runs / "base")
+
+
+@pytest.mark.extended
+@pytest.mark.filterwarnings("ignore:for stages")  # torch, when only the shapes of a network are made
+def test_residual_learns_from_cached_image_features(tmp_path):
+    save_backbone(ResNet(width=8), tmp_path / "eye.safetensors", arch="resnet10")
+    arm, with_camera = 'FakeArm"}', 'FakeArm", image_size: [64, 64]}'
+    launch(tmp_path, BASE.replace(arm, with_camera), "base", train=True)
+    encoder = f"{{type: frozen, file: {tmp_path / 'eye.safetensors'}, arch: resnet10, stride: 32, features: 8}}"
+    seeing = f"hidden: [16], inputs: [ee_pose, goal, front], encoder: {encoder}}}\nalgorithm:"
+    text = RESIDUAL.replace(arm, with_camera).replace("hidden: [16]}\nalgorithm:", seeing)
+    run = launch(tmp_path, text, "seeing")
+    policy = dovetail.open(run).policy()._policy
+    assert set(policy.feature_specs) == {"front"}  # the replay has features, so no update encodes an image
+    assert {"residual", "encoder"} <= set(policy.components)  # the trained head reads them
+    assert float(policy.residual.share) == 1.0
+    assert all(np.isfinite(one.column("observation/proposal")).all() for one in episodes(run))

@@ -15,7 +15,7 @@ __all__ = ["ImproveConfig"]
 class ImproveConfig(Config):
     """What `dovetail run` does around a run with policy `residual`: train and serve its base, then distill and deploy."""
 
-    BASIC: ClassVar[Collection[str]] = ("base_recipe",)
+    BASIC: ClassVar[Collection[str]] = ()
     CHANGEABLE: ClassVar[Collection[str]] = ("distill_updates", "distill_settings", "gate_episodes")
 
     base_recipe: str

@@ -47,7 +47,13 @@ def draw_improvement(steps: Mapping[str, Mapping[str, Any]], path: Path, *, titl
             axes.plot([place, place], [100 * rate.low, 100 * rate.high], color=INK, linewidth=1.6)
             axes.annotate(f"{percent:.0f} %", (place + 0.06, percent), (2, 3), textcoords="offset points")
             axes.annotate(
-                label, (place, 0), (0, -8), textcoords="offset points", ha="center", va="top", annotation_clip=False
+                label,
+                (place, 0),
+                (0, -8),
+                textcoords="offset points",
+                ha="center",
+                va="top",
+                annotation_clip=False,
             )
         axes.set_ylim(0, 112)
         axes.set_yticks([0, 25, 50, 75, 100])
