@@ -86,16 +86,16 @@ TASKS: Mapping[str, Task] = {
         },
     ),
     "pick": Task(
-        base=("pick-place-sft", "run.demos=8", "learner.warmup_updates=3000"),
+        base=("pick-place-sft", "run.demos=7", "learner.warmup_updates=3000"),
         residual="pick-place-residual",
         others={
-            "hg-dagger": ("pick-place-hg-dagger", "run.demos=8", "learner.bc_updates=3000"),
-            "rlpd": ("pick-place", "run.demos=8", "run.demo_noise=0.3", "run.env_steps=6000"),
+            "hg-dagger": ("pick-place-hg-dagger", "run.demos=7", "learner.bc_updates=3000"),
+            "rlpd": ("pick-place", "run.demos=7", "run.demo_noise=0.3", "run.env_steps=6000"),
             "dsrl": (
                 "pick-place-hg-dagger",
                 *_DSRL,
                 _steered("ee_twist, ee_error, gripper, task_state"),
-                "run.demos=8",
+                "run.demos=7",
                 "run.deterministic_share=0.0",
                 "run.eval_noise=true",
             ),

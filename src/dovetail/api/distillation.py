@@ -57,8 +57,8 @@ def distill(
     in the new run records where the episodes and the weights came from. `options` are those of `train`, such as
     `should_stop`; a stopped run continues with `train(resume=...)`.
     """
-    options = {"runs_dir": runs_dir, **(options or {})}
-    runs = Path(options["runs_dir"])
+    given: RunOptions = {"runs_dir": runs_dir, **(options or {})}
+    runs = Path(given["runs_dir"])
     source = RunFolder.open(find_run(run.path if isinstance(run, Run) else run, runs))
     student = _student(into, runs)
     settings = [
@@ -85,8 +85,8 @@ def distill(
     lineage = _lineage(source, student, episodes)
     folder.write_json(LINEAGE, lineage)
     folder.event("distill", **lineage)
-    made = train(resume=folder.path, evaluate=evaluate, **options)
-    return Distilled(run=made, num_episodes=len(episodes))
+    continued: RunOptions = {**given, "resume": folder.path}
+    return Distilled(run=train(evaluate=evaluate, **continued), num_episodes=len(episodes))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -110,7 +110,8 @@ class Improvement:
         if path.exists() and not (path / LINEAGE).is_file():
             shutil.rmtree(path)  # it was interrupted while its demonstrations were copied
         if path.exists():
-            train(resume=path, **self._options)
+            continued: RunOptions = {**self._options, "resume": path}
+            train(**continued)
         else:
             distill(
                 self._folder.path,
@@ -175,10 +176,12 @@ class Improvement:
 
         path = self._run_path(kind)
         if path.exists():
-            train(resume=path, evaluate=evaluate, **self._options)
+            continued: RunOptions = {**self._options, "resume": path}
+            train(evaluate=evaluate, **continued)
         else:
+            new: RunOptions = {**self._options, "name": path.name}
             settings = {**self._settings.base_settings, **changes}
-            train(self._settings.base_recipe, settings, evaluate=evaluate, name=path.name, **self._options)
+            train(self._settings.base_recipe, settings, evaluate=evaluate, **new)
         return _result(RunFolder.open(path)) if evaluate else {}
 
     def _server_section(self) -> PluginSection:

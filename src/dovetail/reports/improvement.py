@@ -65,4 +65,4 @@ def draw_improvement(steps: Mapping[str, Mapping[str, Any]], path: Path, *, titl
             axes.spines[side].set_visible(False)
         data = io.BytesIO()
         canvas.print_png(data)
-    write_atomic(path, [data.getvalue()])
+    write_atomic(path, data.getvalue())
