@@ -2,6 +2,7 @@
 
 Next to it, with the same demonstrations and operator: HG-DAgger, RLPD and DSRL. 600 s of robot time each. One pooled test
 says whether a residual policy was clearly worse than its base on any evaluation. `benchmarks._residual_runs` plays one run.
+The plot is runs/residual/residual.png.
 """
 
 from __future__ import annotations
@@ -9,7 +10,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 
-from benchmarks._residual_runs import METHODS, RESIDUAL, TASKS, Result, result_of
+from benchmarks._residual_plot import draw
+from benchmarks._residual_runs import FOLDER, METHODS, RESIDUAL, TASKS, Result, result_of
 from dovetail.bench.rows import Row, at_least
 from dovetail.core.stats import Rate
 
@@ -27,6 +29,7 @@ def bench(*, quick: bool) -> Iterator[Row]:
             several = [result_of(task, seed, method, tiny=quick) for seed in (SEEDS[:1] if quick else SEEDS)]
             found += several
             yield from rows(several)
+    draw(found, FOLDER / "residual.png")
     p = pooled_p([one for one in found if one.method in RESIDUAL])
     yield at_least("no residual evaluation is clearly worse than its base: p of the pooled test", p, "", LEVEL)
 

@@ -2,6 +2,7 @@
 
 import pytest
 
+from benchmarks._residual_plot import draw
 from benchmarks._residual_runs import COMMON, TASKS, Evaluated, Result, run_name
 from benchmarks.residual import fisher_p, pooled_p, rows
 from dovetail.config.load import load
@@ -46,6 +47,11 @@ def test_results_survive_their_file():
 
     assert Result.from_json(asdict(result(5, 8))) == result(5, 8)
     assert run_name("peg", 11, "residual, no person") == "peg-11-residual-no-person"
+
+
+def test_plot_has_a_curve_for_each_seed_also_with_one_task_only(tmp_path):
+    draw([result(5, 8, 9), result(4, 7, 9)], tmp_path / "plot.png")
+    assert (tmp_path / "plot.png").read_bytes()[:4] == b"\x89PNG"
 
 
 @pytest.mark.parametrize("task", TASKS)

@@ -15,7 +15,7 @@ __all__ = ["FIGURE", "LABELS", "draw_improvement"]
 
 FIGURE = "improvement.png"
 LABELS: Mapping[str, tuple[str, str]] = {  # step: what is measured, color
-    "base": ("base, served", BEFORE),
+    "base": ("base", BEFORE),
     "residual": ("base and residual", HELPED),
     "distilled": ("distilled, alone", LEARNED),
     "bad candidate": ("bad candidate", UNSOLVED),
