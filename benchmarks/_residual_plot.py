@@ -42,7 +42,9 @@ def draw(results: Sequence[Result], path: Path) -> None:
         known = {
             line.get_label(): line for axes in figure.axes for line in axes.lines if line.get_label() in METHODS
         }
-        figure.axes[-1].legend(known.values(), known.keys(), frameon=False, loc="lower right")
+        figure.axes[-1].legend(
+            list(known.values()), [str(name) for name in known], frameon=False, loc="lower right"
+        )
         canvas.print_png(str(path))
 
 
