@@ -54,8 +54,8 @@ class Improvement:
         self._folder, self._config, self._announce = folder, folder.config, announce
         self._settings: ImproveConfig = folder.config.improve
         self._options: RunOptions = {"runs_dir": folder.path.parent}
-        if "should_stop" in options:
-            self._options["should_stop"] = options["should_stop"]
+        self._should_stop = options.get("should_stop", lambda: False)
+        self._options["should_stop"] = self._should_stop
         if "on_progress" in options:
             self._options["on_progress"] = options["on_progress"]
         self._done: dict[str, Any] = folder.read_json(IMPROVEMENT) or {"steps": {}, "seconds": {}}
@@ -130,13 +130,18 @@ class Improvement:
         base = self._run_path("base")
         if Path(deployment_of(base).deployed.weights).is_relative_to(candidate):
             return {"deployed": True}  # the loop was interrupted after the decision
-        decision = deploy(
-            base,
-            candidate,
-            num_episodes=self._settings.gate_episodes,
-            runs_dir=base.parent,
-            should_stop=self._options.get("should_stop", lambda: False),
-        )
+        try:
+            decision = deploy(
+                base,
+                candidate,
+                num_episodes=self._settings.gate_episodes,
+                runs_dir=base.parent,
+                should_stop=self._should_stop,
+            )
+        except UsageError as error:
+            if self._should_stop():
+                raise Interrupted("the comparison was stopped") from error
+            raise
         success = decision.comparison.b.success
         return {
             "deployed": decision.deployed,
@@ -163,7 +168,7 @@ class Improvement:
                 {"policy": self._server_section().to_plain()},
                 num_episodes=self._config.run.eval_episodes,
                 seed=_LAST_SEED + self._config.run.seed,
-                should_stop=self._options.get("should_stop", lambda: False),
+                should_stop=self._should_stop,
             )
         if not played.complete:
             raise Interrupted("the last evaluation was stopped")
