@@ -60,6 +60,10 @@ def test_stopped_loop_continues_and_does_every_step_once(tmp_path):
     assert list(steps_of(runs / "loop")) == ["base", "residual"]
     base_weights = sorted((runs / "loop-base" / "weights").iterdir())
 
+    with pytest.raises(dovetail.Interrupted):  # in the first comparison
+        dovetail.run(resume="loop", runs_dir=runs, should_stop=lambda: "distilled" in steps_of(runs / "loop"))
+    assert list(steps_of(runs / "loop")) == ["base", "residual", "distilled"]
+
     dovetail.run(resume="loop", runs_dir=runs)
 
     steps = steps_of(runs / "loop")
