@@ -6,7 +6,9 @@ import pytest
 import dovetail
 from dovetail.api.deployment import deploy, deployment_of
 from dovetail.api.distillation import distill
-from dovetail.core.types import Outcome, Purpose, Source
+from dovetail.api.policy import following_policy
+from dovetail.api.weights import find_weights
+from dovetail.core.types import ActContext, Outcome, Purpose, Source
 from dovetail.episodes.log import EpisodeLog
 from dovetail.policies.images.backbones import ResNet, save_backbone
 from support.policy_servers import TOKEN, serving
@@ -101,6 +103,21 @@ def test_base_behind_a_socket_gives_the_same_run(runs, monkeypatch):
         served = RESIDUAL.replace("{run: BASE}", f"{{type: remote, address: '{address}'}}")
         other = launch(runs, served, "served")
     assert run_digests(other)["weights"] == run_digests(runs / "whole")["weights"]
+
+
+def test_served_residual_needs_no_proposal_and_acts_as_from_python(runs):
+    served = following_policy(find_weights(runs / "whole"), log=lambda line: None)
+    assert "proposal" not in served.spec.observation and served.spec.base is None
+    rng = np.random.default_rng(3)
+    rows = {
+        key: rng.random((2, *array.shape)).astype(np.float32) for key, array in served.spec.observation.items()
+    }
+    chunk = served.act(rows, ActContext(deterministic=True))
+    local = dovetail.open(runs / "whole").policy()
+    for row in range(2):
+        one = local.act({key: values[row] for key, values in rows.items()})
+        assert np.allclose(chunk.actions[row], one.actions, atol=1e-6)
+    assert "proposal" not in chunk.extras
 
 
 def test_chunks_of_corrections_run_with_real_time_chunking(runs):

@@ -20,6 +20,7 @@ from dovetail.core.proposals import PROPOSAL
 from dovetail.core.specs import PolicySpec, RobotSpec
 from dovetail.core.types import ActContext, ActionChunk, Array, WeightSnapshot
 from dovetail.episodes.log import EpisodeLog
+from dovetail.policies.base_proposals import WithoutProposals
 from dovetail.policies.inputs import History
 from dovetail.robot_host.following_policy import FollowingPolicy
 from dovetail.runs.assembly.build import build_assembly
@@ -111,7 +112,9 @@ def following_policy(
     snapshot = None if store and not store.versions() and _has_published_weights(section) else source.snapshot()
     if snapshot is not None:
         check_size(section, robot=robot, snapshot=snapshot, components=source.folder.components)
-    policy = FollowingPolicy(lambda: _build(source.folder, robot, section), snapshot, store=store, log=log)
+    policy = FollowingPolicy(
+        lambda: _without_proposals(_build(source.folder, robot, section)), snapshot, store=store, log=log
+    )
     label = "published weights" if snapshot is None else source.label(snapshot)
     log(f"policy '{policy.spec.name}', {label}" + (", and newer ones" if follows else ""))
     return policy
@@ -134,6 +137,11 @@ def published_policy(
     policy = FollowingPolicy(lambda: build_acting_policy(section, robot=robot, seed=0), log=log)
     log(f"policy '{policy.spec.name}', published weights")
     return policy
+
+
+def _without_proposals(policy: Policy) -> Policy:
+    """The policy for clients of a server, which send no proposals of a base."""
+    return policy if policy.spec.base is None else WithoutProposals(policy)
 
 
 def _has_published_weights(section: PluginSection) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import numpy as np
 
@@ -11,9 +12,9 @@ from dovetail.core.contracts import Policy
 from dovetail.core.errors import SpecMismatch
 from dovetail.core.proposals import PROPOSAL, proposal_at
 from dovetail.core.specs import BaseSpec
-from dovetail.core.types import ActContext, Array
+from dovetail.core.types import ActContext, ActionChunk, Array, WeightSnapshot
 
-__all__ = ["BaseProposals"]
+__all__ = ["BaseProposals", "WithoutProposals"]
 
 
 class BaseProposals:
@@ -76,3 +77,29 @@ class BaseProposals:
             delay=context.delay,
             horizon=context.horizon,
         )
+
+
+class WithoutProposals:
+    """A policy with a base, for callers that keep no proposals, such as the clients of a server. The base proposes anew for
+    each chunk, whatever `policy.base_every` says. See the Policy contract."""
+
+    def __init__(self, policy: Policy) -> None:
+        self._policy, whole = policy, policy.spec
+        observation = {key: array for key, array in whole.observation.items() if key != PROPOSAL}
+        self.spec = replace(whole, observation=observation, base=None)
+        self._unknown = np.full((1, *whole.observation[PROPOSAL].shape), np.nan, np.float32)
+
+    def act(self, observations: Mapping[str, Array], context: ActContext) -> ActionChunk:
+        num_rows = len(next(iter(observations.values())))
+        unknown = np.repeat(self._unknown, num_rows, axis=0)
+        chunk = self._policy.act({**observations, PROPOSAL: unknown}, context)
+        return replace(chunk, extras={name: value for name, value in chunk.extras.items() if name != PROPOSAL})
+
+    def load(self, snapshot: WeightSnapshot) -> None:
+        self._policy.load(snapshot)
+
+    def warmup(self) -> None:
+        self._policy.warmup()
+
+    def reset(self) -> None:
+        self._policy.reset()
