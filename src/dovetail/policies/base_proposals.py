@@ -80,7 +80,7 @@ class BaseProposals:
 
 
 class WithoutProposals:
-    """A policy with a base, for callers that keep no proposals, such as the clients of a server. The base proposes anew for
+    """A policy with a base, for callers that keep no proposals, such as the clients of a server. The base proposes again for
     each chunk, whatever `policy.base_every` says. See the Policy contract."""
 
     def __init__(self, policy: Policy) -> None:
