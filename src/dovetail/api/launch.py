@@ -276,9 +276,10 @@ def _resumed(sources: Sequence[Source], overrides: Overrides, options: RunOption
         folder = RunFolder.open(path)
         refuse_unready(folder.config)
         return folder
+    from dovetail.api.improvement import with_served_base
     from dovetail.runs.assembly.fleet import with_embodiments
 
-    return RunFolder.open(path, expect=with_embodiments(load(sources, overrides)))
+    return RunFolder.open(path, expect=with_served_base(with_embodiments(load(sources, overrides)), path))
 
 
 def _viewed(config: RunConfig, options: RunOptions) -> RunConfig:
