@@ -16,6 +16,7 @@ from dovetail.actor.planner import Delays
 from dovetail.actor.telemetry import Telemetry
 from dovetail.core.clock import SimulatedClock
 from dovetail.core.errors import RobotFault, UsageError
+from dovetail.core.specs import BaseSpec
 from support.acting import SPEC, A, FakeClock, H, ScriptedInference, chunk, make_planner
 
 MODES = [Sequential(), Naive(), Rtc(), Soft()]
@@ -281,6 +282,19 @@ def test_plan_is_discarded_after_takeover(mode):
         (0, 0),
         (2, 0),
     ]  # the history continues
+
+
+@pytest.mark.parametrize("mode", OVERLAPPING)
+def test_chunk_of_a_policy_with_a_base_is_discarded_at_takeover(mode):
+    """Its actions are for where the arm was before a person moved it. Only the base's proposal in it is still of use."""
+    spec = replace(SPEC, base=BaseSpec(horizon=H, every=4, inputs=()))
+    planner, inference = scripted_planner(mode, spec=spec, propose=lambda row, proposal: None)
+    run(planner, [0])
+    for tick in (1, 2):  # a person acts, for a shorter time than the inference takes
+        planner.update_proposal(tick)
+    inference.set_answer(chunk(1))
+    assert run(planner, [3]) == [None]
+    assert [request.row for request in inference.requests] == [0, 3]
 
 
 def test_history_restarts_after_unrecorded_time():

@@ -197,3 +197,27 @@ def test_outdated_tutorial_is_found(written):
     written(rotten)
     with pytest.raises(AssertionError, match="the expert succeeded in 0 of 10"):
         importlib.import_module("test_press_button").test_press_button_keeps_the_contract()
+
+
+# ---- the pages of robots
+
+
+@pytest.mark.parametrize("page", sorted((ROOT / "docs" / "robots").glob("*.md")), ids=page_id)
+def test_page_of_a_robot_says_what_it_was_tried_on(page):
+    text = page.read_text().lower()
+    assert "tried on" in text
+    if page.name not in ("README.md", "table.md"):
+        assert any(
+            words in text for words in ("no hardware", "not on an arm", "not tried on a real", "never tried")
+        ) or (page.name == "cameras.md" and text.count("no camera") >= 2)
+
+
+def test_every_robot_and_camera_type_has_a_page():
+    pages = "".join(page.read_text() for page in (ROOT / "docs" / "robots").glob("*.md"))
+    missing = [
+        name
+        for kind in ("robot", "camera")
+        for name in BUILTIN[kind]
+        if name not in ("sim", "gym") and f"`{name}`" not in pages
+    ]
+    assert not missing

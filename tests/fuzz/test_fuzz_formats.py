@@ -28,6 +28,7 @@ FORMATS = (
     "classifiers",
     "channels",
     "shared memory",
+    "policy files",
     "openpi messages",
     "robot messages",
 )

@@ -34,6 +34,7 @@ from hostile.folders import (
     set_config,
     sign,
 )
+from hostile.watch import forbidden
 
 ALL = (*READERS, *BUILDERS)
 
@@ -59,6 +60,7 @@ FILES: dict[str, Callable[[Place], Path]] = {
     "order": lambda p: p.run / "episodes" / ".order",
     "episodes-lock": lambda p: p.run / "episodes" / ".lock",
     "journal": lambda p: p.journal(),
+    "deployment": lambda p: p.run / "deployment.json",
     "weights-version": lambda p: p.run / "weights" / "v00000005.json",
     "weights-component": lambda p: p.component(),
     "weights-pin": lambda p: p.run / "weights" / "pin.json",
@@ -226,6 +228,7 @@ NAMED: dict[str, Callable[[Place], None]] = {
 }
 for what, build in NAMED.items():
     commands = ("eval", "verify", "ls", "export", "serve", "report", "console", "resume", "video", "relabel", "rm")
+    commands = (*commands, "receive", "watch", "distill")
     add_case(
         f"config-names-{what}",
         build,
@@ -236,12 +239,96 @@ for what, build in NAMED.items():
     )
 
 
+# ---- the copy of a base policy
+
+
+def _residual(
+    base: dict[str, Any], copy: Callable[[], bytes] | None = None, **other: Any
+) -> Callable[[Place], None]:
+    """A run whose policy corrects a base; `copy` is the section of the base that the run has copied."""
+
+    def change(config: dict[str, Any]) -> None:
+        config.update(policy={"type": "residual", "base": base, **other}, algorithm={"type": "residual"})
+
+    def build(place: Place) -> None:
+        _config(change)(place)
+        if copy is not None:
+            put(place.run / "parts" / "base" / "policy.json", copy())
+
+    return build
+
+
+def _copied(section: dict[str, Any], *, run: str = "") -> Callable[[Place], None]:
+    return _residual({"run": run}, lambda: dump_json(section, indent=1))
+
+
+LARGE = {"type": "gaussian_mlp", "hidden": [60_000, 60_000]}
+for what, build in {
+    "names-code": _copied({"type": "evil_plugin:Policy"}),
+    "of-this-run-names-code": _copied({"type": "evil_plugin:Policy"}, run="."),
+    "names-a-server": _residual(
+        {"run": ""}, lambda: dump_json({"type": "remote", "address": forbidden().address}, indent=1)
+    ),
+    "names-a-file": _copied({"type": "flow", "components": {"actor": {"checkpoint": "/dev/zero"}}}),
+}.items():
+    add_case(
+        f"copied-base-{what}",
+        build,
+        *("eval", "serve", "receive", "watch", "distill", "resume", "report", "ls", "verify", "export"),
+        level="default" if what == "names-code" else "extended",
+        in_run=True,
+        refusal="was not made by you on this machine or was copied, and its config names",
+    )
+for what, build in {
+    "deep": _residual({"run": ""}, lambda: sign('{"type": ' + nested() + "}")),
+    "number": _copied({"type": 5}),
+    "unknown": _copied({"type": "nothing"}),
+    "misfit": _copied({"type": "flow", "horizon": "many"}),
+    "large": _copied(LARGE),
+    "of-a-base": _copied({"type": "residual", "base": {"type": "flow"}}),
+}.items():
+    add_case(f"copied-base-{what}", build, "eval", "serve", "ls", in_run=True)
+add_case("base-is-this-run", _residual({"run": "."}), "eval", "serve", in_run=True)
+add_case("base-large-network", _residual(LARGE), "eval", "serve", level="default")
+add_case("base-misfit", _residual({"type": "flow", "horizon": []}), "eval", "serve")
+add_case("residual-long-proposal", _residual({"type": "flow"}, horizon=10**9), "eval", "serve")
+
+
 def _mark(place: Place) -> None:
     NAMED["robot"](place)
     put(place.run / ".trusted", sha256(b"guess") + "\n")
 
 
 add_case("config-with-a-guessed-mark", _mark, "eval", "resume", in_run=True, refusal="was not made by you")
+
+# ---- the deployed policy
+
+
+def _deployment(place: Place, **fields: Any) -> None:
+    inside = {"weights": str(place.run), "expected_rate": 0.5}
+    state = {"deployed": inside, "earlier": [], "candidate": None, "outcomes": [], **fields}
+    put(place.run / "deployment.json", dump_json(state, indent=2))
+
+
+def _named_weights(place: Place, weights: Any) -> None:
+    _deployment(place, deployed={"weights": weights, "expected_rate": None})
+
+
+for what, build in {
+    "outside": lambda p: _named_weights(p, str(p.secret_folder)),
+    "by-name": lambda p: _named_weights(p, "first-try"),
+    "in-parent": lambda p: _named_weights(p, f"{p.run}/../outside/folder"),
+    "number": lambda p: _named_weights(p, 5),
+    "escape": lambda p: _named_weights(p, f"{p.run}/\x1b[31m[bold]"),
+    "markup": lambda p: _named_weights(p, f"{p.run}/[/bold]"),
+    "rate-text": lambda p: _deployment(p, deployed={"weights": str(p.run), "expected_rate": "x"}),
+    "earlier-outside": lambda p: _deployment(p, earlier=[{"weights": "/", "expected_rate": None}]),
+    "outcomes": lambda p: _deployment(p, outcomes=[[]]),
+    "deep": lambda p: put(p.run / "deployment.json", sign('{"deployed": ' + nested() + "}")),
+    "large": lambda p: put(p.run / "deployment.json", b'{"x": "' + b"x" * 20_000_000),
+}.items():
+    level = "default" if what == "outside" else "extended"
+    add_case(f"deployment-{what}", build, "watch", "deployed", "console", level=level)
 
 # ---- texts of the config
 

@@ -340,6 +340,52 @@ def test_13_imported_labels_never_outrank_a_person(tmp_path: Path) -> None:
     assert current.labeler == "human"
 
 
+def distill_foreign(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Distill a run of 0.6, which was made elsewhere, into itself. Its labels are those of a person."""
+    from dovetail.api import distillation
+
+    (tmp_path / "new").mkdir()
+    monkeypatch.setattr(distillation, "train", lambda **options: None)
+    run = tmp_path / "run" if (tmp_path / "run").is_dir() else honest_run(tmp_path)
+    distillation.distill(run, run, name="made", runs_dir=tmp_path / "new")
+    return tmp_path / "new" / "made"
+
+
+def test_13_labels_of_a_distilled_run_from_elsewhere_never_outrank_a_person(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from dataclasses import replace
+
+    run = honest_run(tmp_path)
+    store, log = LabelStore(run / "labels"), EpisodeLog(run / "episodes")
+    for one in log.ids():
+        crafted = make_labels(log.load(one), success=True)
+        store.add(replace(crafted, labeler="human", priority=10**6))
+    made = distill_foreign(tmp_path, monkeypatch)
+    assert EpisodeLog(made / "episodes").ids()
+    for one in EpisodeLog(made / "episodes").ids():
+        label = LabelStore(made / "labels").current(one)
+        assert label is not None
+        assert (label.labeler, label.priority) == ("imported", 0)
+        assert label.version.startswith("human ")
+
+
+def test_14_distilling_a_run_from_elsewhere_refuses_values_that_are_not_finite(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from dataclasses import replace
+
+    log = EpisodeLog(honest_run(tmp_path) / "episodes")
+    episode = next(one for one in map(log.load, log.ids()) if one.success)
+    first, *rest = (replace(segment, episode_id="hostile") for segment in episode.segments)
+    key = next(key for key in first.columns if key.startswith("observation/"))
+    first = replace(first, columns={**first.columns, key: first.columns[key] * np.float32(np.nan)})
+    log.commit(replace(episode, id="hostile", segments=(first, *rest)))
+    with pytest.raises(StoreError, match="contains NaN or infinity"):
+        distill_foreign(tmp_path, monkeypatch)
+    assert not (tmp_path / "new" / "made").exists()
+
+
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 def test_14_values_that_are_not_finite_are_refused_with_the_column(value: float) -> None:
     from dataclasses import replace

@@ -32,7 +32,7 @@ def place(worker: Worker, tmp_path: Path) -> Iterator[Place]:
     outside.mkdir()
 
 
-READS_CONFIG = ("eval", "serve", "report", "resume", "video", "relabel")
+READS_CONFIG = ("eval", "serve", "receive", "deployed", "watch", "distill", "report", "resume", "video", "relabel")
 
 
 def check(commands: Sequence[str], honest: Worker, place: Place, scratch: Path, case: Case) -> None:

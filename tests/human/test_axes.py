@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from dovetail.core.errors import UsageError
 from dovetail.core.specs import ActionPart, ArraySpec, RobotSpec
 from dovetail.core.types import Observation
-from dovetail.human.axes import AxisMapping
+from dovetail.human.axes import AxisMapping, num_drive_axes
 from dovetail.human.drive_settings import DriveConfig
 from dovetail.human.gamepad import ABS_RX, ABS_X, ABS_Y, ABS_Z, GamepadConfig
 from dovetail.human.selections import AXES, Chooser, selections
@@ -171,6 +171,64 @@ def test_each_of_two_arms_is_chosen_with_its_own_gripper():
         assert only.axes == second.axes
 
 
+def test_only_gripper_moves_whichever_part_is_chosen():
+    """An arm on a lift: the vacuum belongs to neither alone."""
+    lift = ActionPart(
+        name="lift", kind="joint_target", unit="m", names=("lift",), low=(0.0,), high=(0.3,), max_speed=(0.1,),
+        measured="opening",
+    )  # fmt: skip
+    spec = robot(ARM, lift, GRIPPER)
+    found = selections(spec, DriveConfig(), name="any")
+    assert [one.label for one in found] == ["arm, joint j1", "arm, joint j2", "lift, joint lift"]
+    assert [one.axes[3] for one in found] == [AXES.index("gripper")] * 3
+    arm_only = selections(spec, DriveConfig(part="arm"), name="any")
+    assert all(3 not in one.axes for one in arm_only)  # the gripper's person drives it: it follows the lift
+    chooser = Chooser(found)
+    assert chooser.describe() == "joints of 'arm': 1 to 2; other parts: lift"
+    chooser.move_part(1)
+    assert chooser.describe() == "joints of 'lift': 1; other parts: arm"
+
+
+def joints(name, columns):
+    names = (f"{name}_1", f"{name}_2")
+    return replace(ARM, name=name, names=names, measured=f"joint_pos[{columns}]")
+
+
+POSE = replace(
+    hand(), kind="ee_target", hold="measured", low=(-1.0,) * 3 + (-7.0,) * 3, high=(1.0,) * 3 + (7.0,) * 3
+)
+ROBOTS = {
+    "Cartesian steps": (hand(), GRIPPER),
+    "Cartesian targets": (POSE, GRIPPER),
+    "joints": (ARM, GRIPPER),
+    "two Cartesian arms": (hand(name="left"), hand(name="right")),
+    "two joint arms": (joints("left", "0:2"), joints("right", "0:2"), GRIPPER, replace(GRIPPER, name="other", names=("w",))),
+    "mobile": (ARM, GRIPPER, BASE),
+    "base alone": (BASE,),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("joints_at_once", [1, 6], ids=["one joint", "six joints"])
+@pytest.mark.parametrize("parts", ROBOTS.values(), ids=ROBOTS)
+def test_every_axis_of_every_robot_is_driven_by_some_choice_and_no_other_moves(parts, joints_at_once):
+    """Keyboard and gamepad move one joint, a SpaceMouse six."""
+    spec, moved = robot(*parts), set()
+    still = begun(spec).action(np.zeros(num_drive_axes(spec)), OBSERVATION)
+    for one in selections(spec, DriveConfig(), name="any", joints_at_once=joints_at_once):
+        for axis in one.axes:
+            drives = np.zeros(num_drive_axes(spec), np.float32)
+            drives[axis] = -1.0
+            changed = np.flatnonzero(~np.isclose(begun(spec).action(drives, OBSERVATION), still, atol=1e-7))
+            part = next(part for part in spec.parts if axis in range(*spec.slice_of(part.name).indices(99)))
+            where = spec.slice_of(part.name)
+            # the whole pose follows a turn of the hand, because rotation vectors do not add up
+            assert len(changed) and all(where.start <= at < where.stop for at in changed)
+            if part.kind not in ("ee_delta", "ee_target"):
+                assert changed.tolist() == [axis]
+            moved.add(axis)
+    assert moved == set(range(spec.action.shape[0]))
+
+
 def test_chooser_moves_between_arms_and_joints():
     spec = robot(ARM, GRIPPER, BASE)
     chooser = Chooser(selections(spec, DriveConfig(), name="any"))
@@ -181,9 +239,9 @@ def test_chooser_moves_between_arms_and_joints():
     chooser.move_part(1)
     assert chooser.chosen.label == "base"
     chooser.move_part(1)
-    chooser.choose(2)
+    assert chooser.choose(2)
     assert chooser.chosen.label == "arm, joint j2"
-    chooser.choose(7)
+    assert not chooser.choose(7)
     assert chooser.chosen.label == "arm, joint j2"
 
 

@@ -220,6 +220,22 @@ def test_terminal_writes_to_the_mailbox_until_it_closes():
                 os.close(descriptor)
 
 
+def test_joint_that_does_not_exist_is_announced_and_stops_the_motion():
+    ours, theirs = pty.openpty()
+    box, lines = Mailbox(7), []
+    reader = MailboxReader(box)
+    try:
+        with TerminalKeys(lambda: (box, SPEC), descriptor=theirs, announce=lines.append):
+            os.write(ours, b"r")
+            wait_until(lambda: (h := reader.command()) and h.axes[2] == 1.0)
+            os.write(ours, b"5")
+            wait_until(lambda: reader.command().axes[2] == 0.0)
+            assert len(lines) == 1 and lines[0].startswith("keyboard: no joint 5: joints of ")
+    finally:
+        os.close(ours)
+        os.close(theirs)
+
+
 def test_terminal_emergency_stop_works_while_a_console_has_the_mailbox():
     ours, theirs = pty.openpty()
     box = Mailbox(7)

@@ -439,6 +439,40 @@ def test_any_robot_with_joints_can_lead():
     assert leader.read()[0] <= 0.1 + 1.5 / 10.0 + 1e-6
 
 
+def test_robot_as_leader_follows_the_robot_hands_over_without_a_jump_and_follows_again(seat):
+    """A second arm of the same type leads: the follower's pose is fed back, twice, with a takeover between."""
+    clock = SimulatedClock()
+    leader = build_leader({"type": "dovetail.testing.mobile_arm:FakeMobileArm"}, clock=clock)
+    one = seat(spec=mobile(None).spec, hand=leader, feedback=True)
+    operator = one.open()
+
+    def here(*joints):
+        values = {"joint_pos": np.array(joints, np.float32), "opening": np.ones(1, np.float32)}
+        return Observation(time_ns=clock.now_ns(), values=values)
+
+    def follows(*joints):
+        """Let time pass until the leader stands where the robot is."""
+
+        def is_there():
+            assert operator.poll(here(*joints)).action is None  # the policy drives
+            clock.sleep_until(clock.now_ns() + 10**8)
+            newest = operator._leader.positions()
+            return newest is not None and np.allclose(newest[:2], joints, atol=1e-3)
+
+        wait_until(is_there)
+
+    follows(0.5, -0.4)
+    one.device.hold()
+    settle(operator)
+    action = operator.poll(here(0.5, -0.4)).action
+    np.testing.assert_allclose(action[:2], (0.5, -0.4), atol=0.15)  # one tick: 1.5 rad/s at 10 Hz
+    np.testing.assert_allclose(action[:2], (0.5, -0.4), atol=2e-3)  # and it was near
+    one.device.let_go()
+    settle(operator)
+    operator.poll(here(0.5, -0.4))
+    follows(-0.3, 0.2)
+
+
 def test_robot_without_joints_cannot_lead():
     with pytest.raises(UsageError, match="no measured joint targets"):
         build_leader({"type": "dovetail.testing.fakes:FakeArm"}, clock=SimulatedClock())

@@ -78,7 +78,9 @@ def test_passes_check_algorithm(make_policy, robot, policy, config):
 
 def test_other_policies_raise_usage_error(robot, policy):
     for other in (policy, Flow(FlowConfig(horizon=HORIZON), robot=robot)):
-        with pytest.raises(UsageError, match=f"'dsrl' trains policy 'steered', not '{other.spec.name}'"):
+        with pytest.raises(
+            UsageError, match=f"needs a policy with a steering actor, and '{other.spec.name}' has none"
+        ):
             make(other)
 
 
@@ -186,7 +188,7 @@ def test_chunk_rewards_and_bootstrap_are_discounted_by_their_step(make_policy, r
         generator = same_draw(algorithm)
         with torch.no_grad():
             following = features(policy, batch, "next")
-            noise, _ = policy.sample_noise(following, generator=generator)
+            noise, _ = policy.steering.sample(following, generator=generator)
             next_q = algorithm._target(
                 torch.cat((following, policy.chunks_from_noise(following, noise).flatten(1)), 1)
             )
@@ -253,11 +255,11 @@ def test_noise_critic_is_distilled_from_the_action_critic(make_policy, chunks):
     algorithm = make(policy)
     seen, generator = features(policy, chunks), same_draw(algorithm)
     with torch.no_grad():
-        noise, _ = policy.sample_noise(seen, generator=generator)
+        noise, _ = policy.steering.sample(seen, generator=generator)
         noise[::2] = torch.randn(noise.shape, generator=generator)[::2]
         value = algorithm._critic(torch.cat((seen, policy.chunks_from_noise(seen, noise).flatten(1)), 1)).amin(0)
         q = algorithm._noise_critic(torch.cat((seen, noise.flatten(1)), 1))
-    metrics = algorithm._update_noise_critic(seen)
+    metrics = algorithm._update_noise_critic(seen, seen)
     assert metrics["noise_critic_loss"] == pytest.approx(float((q - value).square().mean()), rel=1e-5)
 
 
@@ -282,16 +284,18 @@ def test_each_step_changes_only_its_network(make_policy, chunks):
         }
 
     def critic():
+        following = features(policy, chunks, "next")
         algorithm._update_critic(
             seen,
             algorithm._executed_actions(chunks),
             chunks["reward"],
             chunks["discount"],
-            features(policy, chunks, "next"),
+            following,
+            following,
         )
 
     assert moved(critic) == {"critic"}
-    assert moved(lambda: algorithm._update_noise_critic(seen)) == {"noise_critic"}
+    assert moved(lambda: algorithm._update_noise_critic(seen, seen)) == {"noise_critic"}
     assert moved(lambda: algorithm._update_actor(seen)) == {"steering"}
 
 

@@ -184,7 +184,7 @@ class TestCheckpointFiles:
 
     def test_other_schema_raises_checkpoint_error(self, folder):
         rewrite(folder, schema=99)
-        with pytest.raises(CheckpointError, match="schema '99'"):
+        with pytest.raises(CheckpointError, match="schema 99"):
             load_checkpoint(folder)
 
     def test_pickle_is_not_loaded(self, folder):

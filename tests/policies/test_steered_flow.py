@@ -57,8 +57,8 @@ def test_engagement_is_part_of_the_weights():
 
 
 def test_initial_noise_is_close_to_a_standard_normal():
-    noise, _ = make().sample_noise(torch.randn(500, 5), generator=torch.Generator().manual_seed(0))
-    assert noise.shape == (500, 6, 2)
+    noise, _ = make().steering.sample(torch.randn(500, 5), generator=torch.Generator().manual_seed(0))
+    assert noise.shape == (500, 12)
     assert noise.mean().item() == pytest.approx(0.0, abs=0.03)
     assert noise.std().item() == pytest.approx(1.0, abs=0.1)
     assert noise.abs().max() <= 1.5
@@ -72,7 +72,7 @@ def test_flow_starts_from_the_chosen_noise():
     chunks = policy.chunks_from_noise(features, 1.5 * torch.tanh(mean).view(4, 6, 2))
     deterministic = policy.normalize_actions(torch.from_numpy(policy.act(observations(), DETERMINISTIC).actions))
     torch.testing.assert_close(deterministic, chunks, rtol=1e-5, atol=1e-5)
-    noise, _ = policy.sample_noise(features, generator=torch.Generator().manual_seed(7))
+    noise, _ = policy.steering.sample(features, generator=torch.Generator().manual_seed(7))
     drawn = policy.normalize_actions(torch.from_numpy(policy.act(observations(), ActContext(seed=7)).actions))
     torch.testing.assert_close(drawn, policy.chunks_from_noise(features, noise), rtol=1e-5, atol=1e-5)
 
@@ -81,7 +81,7 @@ def test_log_density_is_that_of_the_noise_after_tanh():
     policy = make(max_noise=2.0)
     torch.nn.init.normal_(policy.steering.net[-1].weight, std=0.3, generator=torch.Generator().manual_seed(0))
     features = features_of(policy)
-    noise, log_prob = policy.sample_noise(features, generator=torch.Generator().manual_seed(0))
+    noise, log_prob = policy.steering.sample(features, generator=torch.Generator().manual_seed(0))
     chosen = (noise / 2.0).flatten(1)
     mean, log_std = policy.steering(features)
     raw = torch.distributions.Normal(mean, log_std.exp()).log_prob(torch.atanh(chosen))

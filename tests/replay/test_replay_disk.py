@@ -282,6 +282,18 @@ def test_damage_resets_replay_with_reason(tmp_path: Path, name: str, damage: Cal
         assert_matches_model(replay, model)
 
 
+@pytest.mark.parametrize("size", [0, 1, 40])
+def test_reader_refuses_a_file_that_was_cut(tmp_path: Path, size: int) -> None:
+    folder = tmp_path / "replay"
+    with closing(open_mapped(folder)) as replay:
+        for number in range(1, 5):
+            episode = make_traceable_episode(number, 6)
+            replay.add(episode, label(episode))
+    os.truncate(folder / "rows-action.bin", size)
+    with pytest.raises(StoreError, match="file of 'action' was cut"):
+        MappedReplayReader(folder).size(View())
+
+
 @pytest.mark.parametrize("name", [*_rings.Counters.NAMES[5:-1]])
 @pytest.mark.parametrize("change", [+1000, -1000])
 def test_inconsistent_counters_reset_replay(tmp_path: Path, name: str, change: int) -> None:

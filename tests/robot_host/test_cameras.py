@@ -2,6 +2,7 @@
 
 import threading
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,6 +14,9 @@ from dovetail.emulators.camera.server import CameraEmulator, CameraEmulatorConfi
 from dovetail.episodes.log import EpisodeLog
 from dovetail.runs.assembly.build import build_assembly
 from dovetail.runs.roles.robot import order_episode
+from support.depth_camera import FIRST_MM
+
+TESTS = Path(__file__).parents[1]
 
 SCENE = """
 task: {{type: "dovetail.testing.fakes:FakeTask", max_steps: {steps}, tolerance: 0.0}}
@@ -22,6 +26,20 @@ policy: {{type: "dovetail.testing.fake_learning:FakePolicy", horizon: 8}}
 actor: {{type: naive, layout: {layout}, flush_every_s: 0.5}}
 safety: {{controller_watchdog: true}}
 algorithm: {{type: "dovetail.testing.fake_learning:FakeAlgorithm"}}
+"""
+
+DEPTH = """
+task: {type: "dovetail.testing.fakes:FakeTask", max_steps: 12, tolerance: 0.0}
+robot: {type: "dovetail.testing.live:LiveArm", control_hz: 20.0}
+cameras: {wrist: {type: "support.depth_camera:DepthCamera"}}
+policy:
+  type: gaussian_mlp
+  hidden: [8]
+  inputs: [wrist, wrist_depth]
+  history: {wrist: 4, wrist_depth: 4}
+  encoder: {type: cnn, features: 4, depth_range_m: [0.5, 2.0]}
+actor: {type: sequential, layout: processes}
+algorithm: imitation
 """
 
 
@@ -87,3 +105,30 @@ def test_camera_that_disconnects_stops_the_arm_with_its_name(assembly_of, emulat
     emulator.misbehave("none")
     actor.acknowledge()
     assert actor.fault is None
+
+
+@pytest.mark.extended
+def test_depth_and_color_of_one_frame_reach_the_policy_and_the_log(tmp_path, monkeypatch):
+    """Through all processes: the policy in its own process acts with four frames of each."""
+    monkeypatch.setenv("PYTHONPATH", str(TESTS))
+    path = tmp_path / "scene.yaml"
+    path.write_text(DEPTH)
+    assembly = build_assembly(load([path]))
+    try:
+        policy = assembly.policy().spec
+        assert policy.observation["wrist_depth"].dtype == "uint16" and policy.history["wrist_depth"] == 4
+        order = order_episode(assembly, purpose=Purpose.ONLINE, index=0, config_hash="0" * 64)
+        actor = assembly.actor_for(Purpose.ONLINE)
+        episode = actor.run(order)
+        assert actor.fault is None and len(episode) == 12
+    finally:
+        assembly.close()
+    log = EpisodeLog(tmp_path / "episodes")
+    log.commit(episode)
+    for found in (episode, log.load(episode.id)):
+        depth = found.column("observation/wrist_depth")
+        assert depth.shape == (12, 48, 64, 1) and depth.dtype == np.uint16
+        millimeters = depth[:, 0, 0, 0].astype(int)
+        assert (depth == depth[:, :1, :1]).all() and (np.diff(millimeters) >= 0).all() and np.ptp(millimeters) > 3
+        color = found.column("observation/wrist")[:, 24, 32, 0].astype(int)
+        np.testing.assert_allclose(color, (millimeters - FIRST_MM) % 256, atol=3)  # video is lossy

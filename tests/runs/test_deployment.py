@@ -3,7 +3,8 @@
 import pytest
 
 from dovetail.config.load import load
-from dovetail.core.errors import StoreError, UsageError
+from dovetail.config.trust import MARK
+from dovetail.core.errors import PluginError, StoreError, UsageError
 from dovetail.core.sequential_test import Answer
 from dovetail.runs.deployment import DEPLOYMENT, Deployed, Deployment
 from dovetail.runs.folder import RunFolder
@@ -79,3 +80,50 @@ def test_wrong_calls_and_files_are_one_line_errors(folder):
     folder.write_json(DEPLOYMENT, {"deployed": 3})
     with pytest.raises(StoreError, match="is damaged"):
         Deployment.load(folder)
+
+
+STATE = {"deployed": {"weights": "a", "expected_rate": 0.5}, "earlier": [], "candidate": None, "outcomes": []}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"deployed": {"weights": 3, "expected_rate": None}},
+        {"deployed": {"weights": "\x1b[31m", "expected_rate": None}},
+        {"deployed": {"weights": "", "expected_rate": None}},
+        {"deployed": {"weights": "x" * 5000, "expected_rate": None}},
+        {"deployed": {"weights": "a", "expected_rate": "high"}},
+        {"deployed": {"weights": "a", "expected_rate": float("nan")}},
+        {"deployed": {"weights": "a", "expected_rate": 2}},
+        {"earlier": [3]},
+        {"earlier": 3},
+        {"candidate": ["a"]},
+        {"outcomes": ["yes"]},
+        {"outcomes": {}, "earlier": "ab"},
+    ],
+)
+def test_values_of_other_types_are_damage(folder, change):
+    folder.write_json(DEPLOYMENT, STATE | change)
+    with pytest.raises(StoreError, match="is damaged"):
+        Deployment.load(folder)
+
+
+@pytest.mark.parametrize("place", ["deployed", "earlier"])
+def test_folder_from_elsewhere_names_no_weights_outside_it(folder, tmp_path, place):
+    """`deploy --watch` would move the arm of another run, which the user did not name."""
+    other = {"weights": str(tmp_path / "own-run"), "expected_rate": None}
+    folder.write_json(DEPLOYMENT, STATE | {place: other if place == "deployed" else [other]})
+    (folder.path / MARK).unlink()
+    config = folder.path / "config.yaml"
+    config.write_text(config.read_text() + "# copied\n")  # nothing that this process has made
+    with pytest.raises(PluginError, match="names weights outside it"):
+        Deployment.load(folder)
+
+
+def test_folder_from_elsewhere_may_name_its_own_weights(folder):
+    inside = str(folder.path / "weights" / "v00000003.json")
+    folder.write_json(DEPLOYMENT, STATE | {"deployed": {"weights": inside, "expected_rate": 0.9}})
+    (folder.path / MARK).unlink()
+    config = folder.path / "config.yaml"
+    config.write_text(config.read_text() + "# copied\n")
+    assert Deployment.load(folder).deployed.weights == inside

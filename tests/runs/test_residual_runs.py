@@ -8,6 +8,7 @@ from dovetail.api.deployment import deploy, deployment_of
 from dovetail.api.distillation import distill
 from dovetail.api.policy import following_policy
 from dovetail.api.weights import find_weights
+from dovetail.core.errors import StoreError
 from dovetail.core.types import ActContext, Outcome, Purpose, Source
 from dovetail.episodes.log import EpisodeLog
 from dovetail.policies.images.backbones import ResNet, save_backbone
@@ -153,6 +154,27 @@ def test_distilled_run_learns_from_successes_without_proposals_and_records_its_l
         np.array_equal(kept[key], value)
         for key, value in dovetail.open(runs / "base").policy()._policy.weights()["normalizer"].items()
     )  # networks trained with other statistics need those
+
+
+def test_distilling_reads_one_episode_after_another(runs, monkeypatch):
+    """The images of all episodes together would not fit in memory."""
+    calls = []
+    for name in ("load", "commit"):
+        plain = getattr(EpisodeLog, name)
+        monkeypatch.setattr(
+            EpisodeLog,
+            name,
+            lambda *given, plain=plain, name=name, **o: (calls.append(name), plain(*given, **o))[1],
+        )
+    made = distill(runs / "whole", runs / "base", name="one-by-one", num_updates=1, runs_dir=runs, evaluate=False)
+    assert calls[: 2 * made.num_episodes] == ["load", "commit"] * made.num_episodes
+
+
+def test_failed_distilling_leaves_no_run_with_half_of_the_episodes(runs, monkeypatch):
+    monkeypatch.setattr(EpisodeLog, "commit", lambda *given: (_ for _ in ()).throw(StoreError("the disk is full")))
+    with pytest.raises(StoreError, match="the disk is full"):
+        distill(runs / "whole", runs / "base", name="half", num_updates=1, runs_dir=runs, evaluate=False)
+    assert not (runs / "half").exists()
 
 
 def test_gate_rejects_a_candidate_that_it_cannot_tell_from_the_deployed_one(runs):

@@ -528,3 +528,18 @@ def test_clients_that_left_leave_nothing_behind():
     finally:
         stopped.set()
         thread.join(10)
+
+
+def test_robot_whose_actions_are_not_finite_does_not_stop_the_others_of_its_batch():
+    policy = EchoPolicy()
+    batcher = batching.Batcher(policy, max_rows=2)
+    results = [
+        batcher.submit(client, observed(value), ActContext(deterministic=True))
+        for client, value in enumerate((float("nan"), 5.0))
+    ]
+    batcher.start()
+    with pytest.raises(PolicyError, match="not finite"):
+        results[0].result(10)
+    assert results[1].result(10).chunk.actions[0, 0, 0] == 5.0
+    batcher.close()
+    assert policy.sizes == [2]

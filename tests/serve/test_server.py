@@ -24,6 +24,7 @@ from dovetail.runs.assembly.policy_components import build_policy
 from dovetail.runs.roles.robot import evaluation_episodes
 from dovetail.serve import server as serve
 from dovetail.serve.server import PolicyServer
+from dovetail.serve.weights import ServedWeights
 from dovetail.weights.store import DiskWeightStore
 from support.policy_servers import ROBOT, TOKEN, ScriptedPolicy, client, inputs, serving
 
@@ -244,6 +245,16 @@ def test_request_above_the_maximum_size_is_closed():
     with serving(ScriptedPolicy()) as address:
         guest = accepted(address)
         guest.send(Message(kind="act", arrays={"force": np.zeros((4000, 2), np.float32)}), deadline_s=soon())
+        assert not guest.wait_for_data()
+        guest.close()
+
+
+def test_message_larger_than_the_weights_of_a_small_policy_is_closed():
+    weights = ServedWeights(object(), max_bytes=1 << 20)
+    with serving(ScriptedPolicy(), weights=weights) as address:
+        guest = accepted(address)
+        part = Message(kind="weights", fields={"component": "actor"}, arrays={"w": np.zeros(1 << 19, np.float32)})
+        guest.send(part, deadline_s=soon())  # 2 MB
         assert not guest.wait_for_data()
         guest.close()
 

@@ -41,8 +41,12 @@ class Person:
         return HumanInput(action=self._action(observation), event=event)
 
     def _action(self, observation: Observation) -> Any:
-        action = np.concatenate((observation.values["joint_pos"], observation.values["gripper"])).astype(
-            np.float32
-        )
-        action[0] += 0.04
+        """Targets stay where they are measured, all else is zero; the first axis moves."""
+        robot = self._robot
+        action = np.zeros(robot.action.shape, np.float32)
+        for part in robot.parts:
+            if part.measured and part.kind in ("joint_target", "gripper"):
+                here = observation.values[part.measured_key].reshape(-1)[part.measured_slice]
+                action[robot.slice_of(part.name)] = here
+        action[0] += robot.parts[0].high[0] if robot.parts[0].is_delta else 0.04
         return action

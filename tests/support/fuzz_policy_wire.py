@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import random
 import re
 import resource
@@ -17,16 +18,21 @@ import sys
 import threading
 import time
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from dovetail.config.policy_server import LearningServerConfig
 from dovetail.core.errors import PolicyError
-from dovetail.core.types import ActContext
+from dovetail.core.types import ActContext, WeightSnapshot
 from dovetail.policies.remote.connection import Connection
 from dovetail.policies.remote.handshake import client_handshake, server_handshake
+from dovetail.policies.remote.trained import TrainedRemotePolicy
+from dovetail.policies.remote.weights import component_hash, use_message, weight_messages
 from dovetail.policies.remote.wire import PREFIX, Message, WireError, encode
+from dovetail.serve.weights import ServedWeights
 from support.policy_servers import TOKEN, ScriptedPolicy, client, inputs, serving
 
 __all__: list[str] = []
@@ -38,6 +44,11 @@ _VALUES: tuple[Any, ...] = (
     None, True, False, 0, -1, 1, 1.5, -0.0, 1e308, "", "hello", "\ud800", "\x1b[2J", "float32", "O", "S999999999", "U9",
     [], {}, [[]], {"a": {}}, *_HUGE, *(-one for one in _HUGE), "x" * 5000,
 )  # fmt: skip
+_WEIGHTS = WeightSnapshot(
+    version=3,
+    components={"actor": {"w": np.arange(6, dtype=np.float32)}, "normalizer": {"mean/x": np.zeros(2, np.float64)}},
+    hashes={},
+)
 _DEEP = ('{"kind": "chunk", "fields": {"x": ' + "[" * 900 + "]" * 900 + '}, "arrays": []}').encode()
 _HEADERS = (b"[" * 60_000, b'{"a":' * 12_000, b"1" * 60_000, b"\xff" * 100, b"", b"null", b'{"kind": NaN}', _DEEP)
 
@@ -94,7 +105,10 @@ def fuzz_server(end_s: float, rng: random.Random) -> Counter[str]:
     fields = {"number": 1, "deterministic": True, "seed": None, "delay": 0, "horizon": 1}
     arrays = {"force": np.zeros((1, 2), np.float32), "context/prefix": np.zeros((1, 3, 2), np.float32)}
     act = encode(Message(kind="act", fields=fields, arrays=arrays))
-    with serving(policy, log=log) as address, client(address) as robot:
+    requests = (act, act, *map(encode, (use_message(_WEIGHTS), *weight_messages(_WEIGHTS))))
+    taken = _Taken()
+    weights = ServedWeights(taken, max_bytes=1 << 20, log=log.append)
+    with serving(policy, log=log, weights=weights) as address, client(address) as robot:
         host, _, port = address.rpartition(":")
         limit_memory()
         while time.monotonic() < end_s:
@@ -103,7 +117,11 @@ def fuzz_server(end_s: float, rng: random.Random) -> Counter[str]:
                 if is_proven:
                     client_handshake(connection, TOKEN, deadline_s=time.monotonic() + 10)
                 with contextlib.suppress(OSError):  # closed by the server before the end of the message
-                    sock.sendall(damaged(act if is_proven else hello, rng))
+                    for frame in (
+                        rng.sample(requests, rng.randint(0, 3)) if is_proven else ()
+                    ):  # parts of weights, too
+                        sock.sendall(frame)
+                    sock.sendall(damaged(rng.choice(requests) if is_proven else hello, rng))
                     sock.shutdown(socket.SHUT_WR)
                     while sock.recv(65536):
                         pass
@@ -112,7 +130,21 @@ def fuzz_server(end_s: float, rng: random.Random) -> Counter[str]:
                 assert robot.act(inputs(policy.spec), _DETERMINISTIC).policy_version == 7
     assert not failures, failures[0]
     assert all(line.isprintable() for line in log)
+    assert taken.num_used, "no weights arrived complete"
     return counts
+
+
+class _Taken:
+    """Takes weights that arrived complete: those of the hashes, whose sizes the server has checked."""
+
+    num_used = 0
+
+    def use(self, snapshot: WeightSnapshot) -> None:
+        assert {name: component_hash(arrays) for name, arrays in snapshot.components.items()} == snapshot.hashes
+        self.num_used += 1
+
+    def stored(self, version: int) -> WeightSnapshot | None:
+        return None
 
 
 def fuzz_client(end_s: float, rng: random.Random) -> Counter[str]:
@@ -123,6 +155,8 @@ def fuzz_client(end_s: float, rng: random.Random) -> Counter[str]:
     hello = encode(Message(kind="hello", fields={"protocol": 1, "nonce": "0" * 64}))
     chunk = encode(Message(kind="chunk", fields=fields, arrays=arrays))
     error = encode(Message(kind="error", fields={"message": "no"}))
+    outdated = encode(Message(kind="outdated", fields={"policy_version": 3}))
+    of_weights = [encode(Message(kind=kind)) for kind in ("using", "send", "done")]
 
     def serve(listener: socket.socket) -> None:
         while not ended.is_set():
@@ -139,8 +173,14 @@ def fuzz_client(end_s: float, rng: random.Random) -> Counter[str]:
                         welcome(sock, rng)
                     else:
                         server_handshake(Connection(sock), TOKEN, spec, deadline_s=time.monotonic() + 5)
-                        Connection(sock).receive(deadline_s=time.monotonic() + 5)
-                        sock.sendall(damaged(rng.choice((chunk, chunk, chunk, error)), rng))
+                        connection = Connection(sock)
+                        for _ in range(8):
+                            request = connection.receive(deadline_s=time.monotonic() + 5)
+                            answers = (
+                                (chunk, chunk, chunk, error, outdated) if request.kind == "act" else of_weights
+                            )
+                            answer = rng.choice(answers)
+                            sock.sendall(answer if rng.random() < 0.5 else damaged(answer, rng))
                     sock.shutdown(socket.SHUT_WR)
                 except (WireError, OSError):
                     pass
@@ -163,8 +203,10 @@ def fuzz_client(end_s: float, rng: random.Random) -> Counter[str]:
         limit_memory()
         try:
             while time.monotonic() < end_s:
-                with client(address, timeout_s=0.3, connect_timeout_s=0.3) as robot:
+                with rng.choice((client, learning_client))(address, timeout_s=0.3, connect_timeout_s=0.3) as robot:
                     try:
+                        if isinstance(robot, TrainedRemotePolicy):
+                            robot.load(_WEIGHTS)
                         robot.warmup()
                         counts["accepted"] += 1
                     except PolicyError as refused:
@@ -173,6 +215,18 @@ def fuzz_client(end_s: float, rng: random.Random) -> Counter[str]:
             ended.set()
             thread.join(10)
     return counts
+
+
+@contextlib.contextmanager
+def learning_client(address: str, **settings: float) -> Iterator[TrainedRemotePolicy]:
+    """The client of a run that learns: it sends weights."""
+    os.environ["TEST_TOKEN"] = TOKEN.decode()
+    config = LearningServerConfig(address=address, token_env="TEST_TOKEN", weights_timeout_s=0.3, **settings)
+    policy = TrainedRemotePolicy(config, spec=ScriptedPolicy().spec, waits=False)
+    try:
+        yield policy
+    finally:
+        policy.close()
 
 
 def main(side: str, seconds: float, seed: int) -> None:

@@ -18,6 +18,7 @@ from dovetail.core.specs import ArraySpec, PolicySpec, RobotSpec
 from dovetail.core.types import ActContext, ActionChunk, Array
 from dovetail.policies.remote.policy import RemoteConfig, RemotePolicy
 from dovetail.serve.server import PolicyServer
+from dovetail.serve.weights import ServedWeights
 from support import TESTS
 
 __all__ = ["ROBOT", "TOKEN", "ScriptedPolicy", "client", "inputs", "serve_process", "serving"]
@@ -66,11 +67,17 @@ class ScriptedPolicy:
 
 @contextmanager
 def serving(
-    policy: Any, *, token: bytes = TOKEN, port: int = 0, log: list[str] | None = None, max_rows: int = 1
+    policy: Any,
+    *,
+    token: bytes = TOKEN,
+    port: int = 0,
+    log: list[str] | None = None,
+    max_rows: int = 1,
+    weights: ServedWeights | None = None,
 ) -> Iterator[str]:
     """Run a server in a thread and yield its address. Its log lines are appended to `log`."""
     lines: list[str] = [] if log is None else log
-    server = PolicyServer(policy, token=token, max_rows=max_rows, log=lines.append)
+    server = PolicyServer(policy, token=token, weights=weights, max_rows=max_rows, log=lines.append)
     address = server.listen(port=port)
     stopped = threading.Event()
     thread = threading.Thread(target=server.run, args=(stopped.is_set,))

@@ -18,6 +18,7 @@ from hypothesis.extra import numpy as hnp
 
 from dovetail.core.bfloat16 import BFLOAT16
 from dovetail.core.contracts import WeightStore
+from dovetail.core.disk import dump_json
 from dovetail.core.errors import StoreError, UsageError
 from dovetail.core.types import Array
 from dovetail.weights.store import DiskWeightStore
@@ -160,6 +161,15 @@ def test_flipped_bit_is_reported_with_its_file(tmp_path: Path) -> None:
                 DiskWeightStore(tmp_path).latest()
         path.write_bytes(data)
     assert DiskWeightStore(tmp_path).latest() is not None
+
+
+@pytest.mark.parametrize("version", [1e308, -1, 0, True, "1", 10**300], ids=str)
+def test_pin_of_an_impossible_version_is_refused(tmp_path: Path, version: object) -> None:
+    store = DiskWeightStore(tmp_path)
+    store.publish(weights(1))
+    (tmp_path / "pin.json").write_bytes(dump_json({"version": version}))
+    with pytest.raises(StoreError, match=r"pin\.json is not valid"):
+        store.latest()
 
 
 def test_missing_files_are_reported(tmp_path: Path) -> None:

@@ -114,6 +114,7 @@ def board_layout(
         ticks_per_step=ticks,
         num_frames={key: math.ceil(buffer_s * fps) + spare for key, fps in max_fps.items()},
         base_horizon=policy.base.horizon if policy and policy.base else 0,
+        base_embedding=policy.base.embedding_size if policy and policy.base else 0,
     )
 
 

@@ -29,7 +29,7 @@ from dovetail.actor.seen_frames import SeenFrames
 from dovetail.core.errors import SpecMismatch
 from dovetail.core.image_sizes import is_fitted
 from dovetail.core.prompts import decode_prompt, encode_prompt, prompt_width
-from dovetail.core.proposals import PROPOSAL
+from dovetail.core.proposals import EMBEDDING, PROPOSAL
 from dovetail.core.seqlock import Seqlock
 from dovetail.core.specs import ArraySpec, PolicySpec
 from dovetail.core.types import Array, Observation, Source, Verdict
@@ -103,9 +103,11 @@ class Board(ProcessSignals):
         """Replace the observation of a row before an action follows it."""
         self._write(row, observation)
 
-    def propose(self, row: int, proposal: Array) -> None:
-        """Store the base policy's proposal for a row, [K, A] (core.proposals)."""
+    def propose(self, row: int, proposal: Array, embedding: Array | None = None) -> None:
+        """Store the base policy's proposal for a row, [K, A], and its embedding [E], if there is room (core.proposals)."""
         self._values[PROPOSAL][row % self._num_rows] = proposal.reshape(-1)
+        if EMBEDDING in self._values:
+            self._values[EMBEDDING][row % self._num_rows] = 0.0 if embedding is None else embedding
 
     def guarded(self, observation: Observation, row: int) -> Observation:
         """The observation with read-only views of the frames on the board."""

@@ -46,6 +46,7 @@ class BoardLayout:
     chunk: tuple[int, int]  # H, A
     ticks_per_step: int = 1  # rows per step of the policy's history
     base_horizon: int = 0  # actions in a chunk of the policy's base; 0: it has none
+    base_embedding: int = 0  # values of the base's inner features; 0: the policy reads none
     num_frames: Mapping[str, int] = field(default_factory=dict)  # of cameras that are slower than the robot
 
     @staticmethod
@@ -58,6 +59,7 @@ class BoardLayout:
         ticks_per_step: int = 1,
         num_frames: Mapping[str, int] = MappingProxyType({}),
         base_horizon: int = 0,
+        base_embedding: int = 0,
     ) -> BoardLayout:
         """`num_frames`: frames of a camera that are kept, if it gives fewer than one per row."""
         return BoardLayout(
@@ -67,6 +69,7 @@ class BoardLayout:
             chunk=(horizon, robot.action.shape[0]),
             ticks_per_step=ticks_per_step,
             base_horizon=base_horizon,
+            base_embedding=base_embedding,
             num_frames={key: min(num_frames[key], num_rows) for key in robot.observation if key in num_frames},
         )
 
@@ -79,6 +82,7 @@ class BoardLayout:
             "ticks_per_step": self.ticks_per_step,
             "num_frames": dict(self.num_frames),
             "base_horizon": self.base_horizon,
+            "base_embedding": self.base_embedding,
         }
 
     @staticmethod
@@ -94,6 +98,7 @@ class BoardLayout:
             ticks_per_step=data.get("ticks_per_step", 1),
             num_frames=data.get("num_frames", {}),
             base_horizon=data.get("base_horizon", 0),
+            base_embedding=data.get("base_embedding", 0),
         )
 
     @property
@@ -118,6 +123,8 @@ class BoardLayout:
             yield f"answer/{name}", dtype, shape
         if self.base_horizon:
             yield "answer/proposal", "float32", (self.base_horizon, num_actions)
+        if self.base_embedding:
+            yield "answer/embedding", "float32", (self.base_embedding,)
         for name, dtype in STEP:
             yield f"row/{name}", dtype, (rows,)
         for name in ("proposed", "executed"):

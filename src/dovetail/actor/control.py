@@ -337,7 +337,8 @@ class ControlLoop:
         if self._proposes and self._planner:
             known = self._planner.proposal_for(row)
             # until the base has answered for the first time, it proposes what was done
-            self._board.propose(row, self._unknown_proposal(executed) if known is None else known)
+            proposal = self._unknown_proposal(executed) if known is None else known
+            self._board.propose(row, proposal, self._planner.embedding)
         safety = self._robot.safety_extras()
         self._telemetry.count("clipped", int(safety["safety_clipped"].any()))
         self._telemetry.count("held", int(safety["safety_held"]))
@@ -362,7 +363,7 @@ class ControlLoop:
             return
         self._planner.update_proposal(row)
         if (known := self._planner.proposal_for(row)) is not None:
-            self._board.propose(row, known)
+            self._board.propose(row, known, self._planner.embedding)
         elif self._executed is not None:
             self._board.propose(row, self._unknown_proposal(self._executed))
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from dovetail.actor.board import Board
 from dovetail.core.contracts import Policy
-from dovetail.core.proposals import PROPOSAL
+from dovetail.core.proposals import EMBEDDING, PROPOSAL
 from dovetail.core.types import ActContext, Array
 
 __all__ = [
@@ -51,6 +51,7 @@ class Answer:
     policy_version: int
     latency_ns: int
     proposal: Array | None = None  # [Hb, A]: a new chunk of the policy's base; NaN: the known one was used
+    embedding: Array | None = None  # [E]: the base's inner features that belong to it
 
 
 class Inference(Protocol):
@@ -78,6 +79,7 @@ def compute_chunk(board: Board, policy: Policy, request: Request) -> Answer:
         policy_version=chunk.policy_version,
         latency_ns=time.monotonic_ns() - started_ns,
         proposal=chunk.extras.get(PROPOSAL) if policy.spec.base else None,
+        embedding=chunk.extras.get(EMBEDDING) if policy.spec.base else None,
     )
 
 
@@ -157,6 +159,7 @@ class ProcessInference:
                         policy_version=int(values["policy_version"]),
                         latency_ns=int(values["latency_ns"]),
                         proposal=values.get(PROPOSAL),
+                        embedding=values.get(EMBEDDING),
                     )
             elif not wait:
                 return None
@@ -193,6 +196,11 @@ def write_answer(board: Board, answer: Answer) -> None:
             **(
                 {PROPOSAL: np.nan if answer.proposal is None else answer.proposal}
                 if board.layout.base_horizon
+                else {}
+            ),
+            **(
+                {EMBEDDING: np.nan if answer.embedding is None else answer.embedding}
+                if board.layout.base_embedding
                 else {}
             ),
         }

@@ -49,8 +49,9 @@ class Planner:
     Plans count ticks; requests and answers count steps of the policy, which last `ticks_per_step` ticks. In simulated time,
     inference takes `simulated_delay` ticks. None means real time: inference takes as long as it takes.
 
-    A policy with a base (`spec.base`) receives the base's known proposal through `propose(row, actions)`, or NaN, and then
-    asks its base. Call `update_proposal(tick)` each tick that something else acts, so that the base keeps proposing.
+    A policy with a base (`spec.base`) receives the base's known proposal through `propose(row, actions, embedding)`, or NaN,
+    and then asks its base. Call `update_proposal(tick)` each tick that something else acts, so that the base keeps
+    proposing.
     """
 
     def __init__(
@@ -68,7 +69,7 @@ class Planner:
         delays: Delays | None = None,
         inference_timeout_s: float = 2.0,
         max_bad_chunks: int = 5,
-        propose: Callable[[int, Array], None] | None = None,
+        propose: Callable[[int, Array, Array | None], None] | None = None,
     ) -> None:
         mode.check(spec)
         if spec.base is not None and ticks_per_step > 1:
@@ -100,6 +101,7 @@ class Planner:
         self._chunk_id = -1
         self._num_bad = 0
         self._base: tuple[Array, int] | None = None  # the base's newest chunk [Hb, A], and the tick it starts at
+        self.embedding: Array | None = None  # the base's inner features that belong to it
         self.forget_before(first)
 
     def forget_before(self, row: int) -> None:
@@ -147,6 +149,7 @@ class Planner:
         if self._spec.base is None:
             return
         self._plan = None
+        self._is_watching = self._request is not None  # its actions will be for another place of the arm
         self._take_proposal(tick)
         if self._request is None and self._known_proposal(tick) is None:
             self._send_request(tick, self._horizon)
@@ -175,13 +178,14 @@ class Planner:
     def _keep_proposal(self, request: Request, answer: Answer) -> None:
         if answer.proposal is not None and np.isfinite(answer.proposal).all():
             self._base = (np.array(answer.proposal, np.float32), request.row)
+            self.embedding = None if answer.embedding is None else np.array(answer.embedding, np.float32)
 
     def _send_request(self, tick: int, horizon: int) -> None:
         plan = self._plan
         if self._spec.base is not None and self._propose is not None:
             known = self._known_proposal(tick)
             unknown = np.full((self._spec.horizon, *self._spec.action.shape), np.nan, np.float32)
-            self._propose(tick, unknown if known is None else known)
+            self._propose(tick, unknown if known is None else known, self.embedding)
         prefix = self._mode.prefix(plan, tick=tick)
         num_ticks = self._spec.horizon * self._ticks
         # guidance needs the executed part of the old chunk as horizon, so that the rest is valid to its end

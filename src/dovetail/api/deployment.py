@@ -8,6 +8,7 @@ from pathlib import Path
 
 from dovetail.api.comparison import MAX_PAIRS, Comparison, OnPair, compare
 from dovetail.api.evaluation import evaluate
+from dovetail.api.links import OnLink, connect_nothing
 from dovetail.api.names import RUNS_DIR, find_run
 from dovetail.api.opened_run import Run
 from dovetail.api.weights import find_weights
@@ -44,6 +45,8 @@ def deploy(
     runs_dir: Path | str = RUNS_DIR,
     on_pair: OnPair = lambda comparison: None,
     should_stop: Callable[[], bool] = lambda: False,
+    announce: Callable[[str], None] = lambda line: None,
+    on_link: OnLink = connect_nothing,
 ) -> Decision:
     """Compare a candidate with the deployed policy of a run, and deploy it if it is not worse: see `compare`.
 
@@ -62,6 +65,8 @@ def deploy(
         runs_dir=runs_dir,
         on_pair=on_pair,
         should_stop=should_stop,
+        announce=announce,
+        on_link=on_link,
     )
     if comparison.stopped:
         raise UsageError("the comparison was stopped, so nothing was deployed. The candidate stays: run it again")
@@ -74,7 +79,14 @@ def deploy(
 
 
 def watch(
-    run: Run | str | Path, *, num_episodes: int, seed: int | None = None, runs_dir: Path | str = RUNS_DIR
+    run: Run | str | Path,
+    *,
+    num_episodes: int,
+    seed: int | None = None,
+    runs_dir: Path | str = RUNS_DIR,
+    should_stop: Callable[[], bool] = lambda: False,
+    announce: Callable[[str], None] = lambda line: None,
+    on_link: OnLink = connect_nothing,
 ) -> tuple[Deployment, int]:
     """Run episodes of the deployed policy without help, and roll it back if it succeeds less often than in its comparison.
 
@@ -83,7 +95,15 @@ def watch(
     used = (
         _FIRST_SEED + len(deployment.outcomes) if seed is None else seed
     )  # episodes that were counted do not count again
-    played = evaluate(deployment.deployed.weights, num_episodes=num_episodes, seed=used, runs_dir=runs_dir)
+    played = evaluate(
+        deployment.deployed.weights,
+        num_episodes=num_episodes,
+        seed=used,
+        runs_dir=runs_dir,
+        should_stop=should_stop,
+        announce=announce,
+        on_link=on_link,
+    )
     count = 0
     for score in (score for arm in played.arms for score in arm.scores):
         count += 1

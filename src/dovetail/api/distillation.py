@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import shutil
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dovetail.api.contenders import check_same
 from dovetail.api.launch import RunOptions, train
@@ -15,14 +16,20 @@ from dovetail.api.opened_run import Run
 from dovetail.api.policy_export import export_run
 from dovetail.api.weights import WeightSource
 from dovetail.config.load import Overrides, load, plain_overrides
+from dovetail.config.trust import is_trusted
 from dovetail.core.errors import RunFolderError, UsageError
-from dovetail.core.proposals import PROPOSAL, without_proposal
+from dovetail.core.proposals import OF_BASE, without_proposal
 from dovetail.core.types import Episode, Observation, Purpose
+from dovetail.episodes.lerobot._checks import check_values
+from dovetail.episodes.lerobot._rows import imported
 from dovetail.episodes.log import EpisodeLog
 from dovetail.labels.store import LabelStore
 from dovetail.policies.vla.settings import VlaConfig
 from dovetail.runs.folder import RunFolder
 from dovetail.weights.store import DiskWeightStore
+
+if TYPE_CHECKING:
+    from dovetail.runs.status import StatusListener
 
 __all__ = ["LINEAGE", "Distilled", "distill"]
 
@@ -48,17 +55,16 @@ def distill(
     num_updates: int = DEFAULT_UPDATES,
     runs_dir: Path | str = RUNS_DIR,
     evaluate: bool = True,
-    options: RunOptions | None = None,
+    should_stop: Callable[[], bool] = lambda: False,
+    on_progress: StatusListener | None = None,
 ) -> Distilled:
     """Fine-tune a policy on the successful episodes of a run: those of base, residual and people.
 
     `into` is a run, whose policy starts from its newest weights, or a recipe or file, whose policy starts untrained. The
     new run `name` has the same task, robot and safety limits. Evaluations are left out: they stay unseen. `lineage.json`
-    in the new run records where the episodes and the weights came from. `options` are those of `train`, such as
-    `should_stop`; a stopped run continues with `train(resume=...)`.
+    in the new run records where the episodes and the weights came from.
     """
-    given: RunOptions = {"runs_dir": runs_dir, **(options or {})}
-    runs = Path(given["runs_dir"])
+    runs = Path(runs_dir)
     source = RunFolder.open(find_run(run.path if isinstance(run, Run) else run, runs))
     student = _student(into, runs)
     settings = [
@@ -72,21 +78,43 @@ def distill(
     ]
     config = load([student.config_file], settings)
     check_same([WeightSource(folder=source), WeightSource(folder=source)], [source.config, config])
-    episodes = _successful(source)
-    if not episodes:
+    ids = _successful(source)
+    if not ids:
         raise UsageError(f"run {source.path} has no successful episode to distill. Let it learn first")
-    config = config.model_copy(update={"run": config.run.model_copy(update={"demos": len(episodes)})})
+    config = config.model_copy(update={"run": config.run.model_copy(update={"demos": len(ids)})})
     folder = RunFolder.create(runs / check_name(name), config)
-    log, labels, known = EpisodeLog(folder.episodes), LabelStore(folder.labels), LabelStore(source.labels)
-    for episode in episodes:
-        if (label := known.current(episode.id)) is not None:
-            labels.add(label)
-        log.commit(_as_demonstration(episode))
-    lineage = _lineage(source, student, episodes)
+    try:
+        lineage = _lineage(source, student) | _copy(source, ids, folder)
+    except BaseException:  # half of the episodes would look like all
+        shutil.rmtree(folder.path)
+        raise
     folder.write_json(LINEAGE, lineage)
     folder.event("distill", **lineage)
-    continued: RunOptions = {**given, "resume": folder.path}
-    return Distilled(run=train(evaluate=evaluate, **continued), num_episodes=len(episodes))
+    options: RunOptions = {"resume": folder.path, "runs_dir": runs, "should_stop": should_stop}
+    if on_progress is not None:
+        options["on_progress"] = on_progress
+    made = train(evaluate=evaluate, **options)
+    return Distilled(run=made, num_episodes=len(ids))
+
+
+def _copy(source: RunFolder, ids: list[str], folder: RunFolder) -> dict[str, Any]:
+    """Copy episodes as demonstrations, one after another: images of all would not fit in memory. Returns their facts.
+
+    A run from elsewhere is an import: its values are checked, and its labels never outrank a person."""
+    read, log = EpisodeLog(source.episodes), EpisodeLog(folder.episodes)
+    known, labels = LabelStore(source.labels), LabelStore(folder.labels)
+    foreign = not is_trusted(source.path)
+    num_human_steps = num_steps = 0
+    for one in ids:
+        episode, label = _as_demonstration(read.load(one)), known.current(one)
+        if foreign:
+            label = None if label is None else imported(label)
+            check_values(episode, label, name=f"episode {one} of {source.path}")
+        if label is not None:
+            labels.add(label)
+        log.commit(episode)
+        num_human_steps, num_steps = num_human_steps + episode.num_human_steps, num_steps + len(episode)
+    return {"episodes": ids, "num_human_steps": num_human_steps, "num_steps": num_steps}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,14 +157,14 @@ def _started_from_folder(folder: RunFolder, version: int) -> tuple[str, ...]:
     return (f"policy.checkpoint={exported}", *kept)
 
 
-def _successful(source: RunFolder) -> list[Episode]:
+def _successful(source: RunFolder) -> list[str]:
     """Its demonstrations and online episodes that succeeded, by the newest label or, without one, by their outcome."""
     log, labels, found = EpisodeLog(source.episodes), LabelStore(source.labels), []
     for one in log.ids():
         manifest, label = log.manifest(one), labels.current(one)
         succeeded = manifest.success if label is None else label.success and not label.discard
         if manifest.purpose is not Purpose.EVAL and succeeded:
-            found.append(log.load(one))
+            found.append(one)
     return found
 
 
@@ -146,7 +174,9 @@ def _as_demonstration(episode: Episode) -> Episode:
         dataclasses.replace(
             segment,
             columns={
-                name: values for name, values in segment.columns.items() if name != f"observation/{PROPOSAL}"
+                name: values
+                for name, values in segment.columns.items()
+                if name.removeprefix("observation/") not in OF_BASE
             },
             last_observation=_measured(segment.last_observation),
         )
@@ -159,18 +189,15 @@ def _as_demonstration(episode: Episode) -> Episode:
 def _measured(observation: Observation | None) -> Observation | None:
     if observation is None:
         return None
-    values = {key: value for key, value in observation.values.items() if key != PROPOSAL}
+    values = {key: value for key, value in observation.values.items() if key not in OF_BASE}
     return dataclasses.replace(observation, values=values)
 
 
-def _lineage(source: RunFolder, student: _Student, episodes: list[Episode]) -> dict[str, Any]:
+def _lineage(source: RunFolder, student: _Student) -> dict[str, Any]:
     return {
         "run": str(source.path),
         "config_hash": source.config_hash,
         "version": max(DiskWeightStore(source.weights).versions(), default=None),
         "into": str(student.weights or student.config_file),
         "into_version": student.version,
-        "episodes": [episode.id for episode in episodes],
-        "num_human_steps": sum(episode.num_human_steps for episode in episodes),
-        "num_steps": sum(map(len, episodes)),
     }

@@ -119,7 +119,9 @@ class Improvement:
                 self._settings.distill_settings,
                 name=path.name,
                 num_updates=self._settings.distill_updates,
-                options=self._options,
+                runs_dir=path.parent,
+                should_stop=self._should_stop,
+                on_progress=self._options.get("on_progress"),
             )
         return _result(RunFolder.open(path))
 

@@ -16,7 +16,7 @@ from dovetail.core.contracts import Policy
 from dovetail.core.errors import UsageError
 from dovetail.core.images import seen_inputs
 from dovetail.core.prompts import encode_prompt
-from dovetail.core.proposals import PROPOSAL
+from dovetail.core.proposals import OF_BASE, PROPOSAL
 from dovetail.core.specs import PolicySpec, RobotSpec
 from dovetail.core.types import ActContext, ActionChunk, Array, WeightSnapshot
 from dovetail.episodes.log import EpisodeLog
@@ -73,8 +73,12 @@ class RunPolicy:
         """Compute the next actions from one observation, without a batch axis. Keys that it does not use are ignored.
         Images may have the camera's size."""
         if self.spec.base is not None and PROPOSAL not in observation:  # its base proposes a new chunk
-            unknown = np.full(self.spec.observation[PROPOSAL].shape, np.nan, np.float32)
-            observation = {**observation, PROPOSAL: unknown}
+            unknown = {
+                key: np.full(self.spec.observation[key].shape, np.nan, np.float32)
+                for key in OF_BASE
+                if key in self.spec.observation
+            }
+            observation = {**observation, **unknown}
         missing = [key for key in self.spec.observation if key not in observation]
         if missing:
             raise UsageError(f"policy '{self.spec.name}' also needs the observations {', '.join(missing)}")

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import os
-import shutil
 import socket
-import subprocess
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, closing, contextmanager
@@ -15,8 +13,8 @@ from pathlib import Path
 import yaml
 
 from dovetail.core.contracts import Robot
-from dovetail.emulators.emulator import EmulatorProcess
-from dovetail.processes.priority import CONTROL_PRIORITY
+from dovetail.core.problem_report import report_line
+from dovetail.emulators.emulator import EmulatorProcess, robot_computer_priority
 
 __all__ = ["HZ", "drivers"]
 
@@ -32,7 +30,12 @@ def drivers() -> dict[str, Callable[[], AbstractContextManager[Robot]]]:
         "ros2": _ros2,
     }
     python = Path(os.environ.get("LEROBOT_ENV", ".venv-lerobot")).absolute() / "bin" / "python"
-    return found | ({"lerobot": lambda: _lerobot(python)} if python.exists() else {})
+    if not python.exists():
+        report_line(
+            f"robots_drivers: 'lerobot' is left out, because there is no {python}. Run scripts/lerobot-env first"
+        )
+        return found
+    return found | {"lerobot": lambda: _lerobot(python)}
 
 
 @contextmanager
@@ -46,7 +49,7 @@ def _remote(*, camera: bool) -> Iterator[Robot]:
     with tempfile.TemporaryDirectory(prefix="dovetail-bench-") as folder:
         token_file = Path(folder) / "robot.token"
         settings = (f"token_file={token_file}", f"control_hz={HZ:g}", *cameras)
-        with EmulatorProcess("remote", *settings, prefix=_robot_computer_priority()) as emulator:
+        with EmulatorProcess("remote", *settings, prefix=robot_computer_priority()) as emulator:
             address = emulator.lines[0]
             spec = spec_of(address, read_token(token_file), timeout_s=10.0)
             link = {"address": address, "token_file": str(token_file), "timeout_s": 2.0, "max_clock_error_s": 1.0}
@@ -59,7 +62,7 @@ def _franka() -> Iterator[Robot]:
     from dovetail.robots.drivers.franka.driver import FrankaRobot
     from dovetail.robots.drivers.franka.settings import FrankaConfig
 
-    with EmulatorProcess("franka", "port=0", prefix=_robot_computer_priority()) as emulator:
+    with EmulatorProcess("franka", "port=0", prefix=robot_computer_priority()) as emulator:
         address = emulator.lines[0].removeprefix("http://")
         config = FrankaConfig(address=address, gripper="hil_serl_franka", control_hz=HZ, timeout_s=2.0)
         with closing(FrankaRobot(config)) as robot:
@@ -78,7 +81,7 @@ def _ros2() -> Iterator[Robot]:
     robot |= {"control_hz": HZ, "state": [{**topic, "stale_after_s": 2.0} for topic in robot["state"]]}
     settings = (f"domain_id={domain_id}", "pose=start", f"publish_hz={2 * HZ:g}")
     with (
-        EmulatorProcess("igris_b", *settings, prefix=_robot_computer_priority()),
+        EmulatorProcess("igris_b", *settings, prefix=robot_computer_priority()),
         closing(Ros2Robot(Ros2Config.from_mapping(robot))) as driver,
     ):
         yield driver
@@ -92,7 +95,7 @@ def _lerobot(python: Path) -> Iterator[Robot]:
     with tempfile.TemporaryDirectory(prefix="dovetail-bench-") as folder:
         port, calibration = Path(folder) / "so101", Path(folder) / "arm.json"
         settings = (f"link={port}", f"calibration_file={calibration}")
-        with EmulatorProcess("feetech", *settings, prefix=_robot_computer_priority()):
+        with EmulatorProcess("feetech", *settings, prefix=robot_computer_priority()):
             config = {
                 "python": str(python),
                 "imports": ["dovetail_lerobot_env"],
@@ -116,11 +119,3 @@ def _free_domain() -> int:
                 continue
             return domain_id
     raise RuntimeError("no DDS domain from 1 to 99 is free on this machine")
-
-
-def _robot_computer_priority() -> tuple[str, ...]:
-    """The emulator stands for another computer, which our load does not slow down."""
-    chrt = shutil.which("chrt")
-    command = () if chrt is None else (chrt, "--fifo", str(CONTROL_PRIORITY))
-    is_allowed = command and subprocess.run([*command, "true"], capture_output=True, check=False).returncode == 0
-    return command if is_allowed else ()

@@ -55,6 +55,8 @@ def _late_ticks(name: str, robot: Robot, *, seconds: float) -> Row:
     clock, safe = RealClock(), SafeRobot(robot, SafetyConfig(stop_after_s=5.0), RealClock())
     period_ns, num_ticks, num_late = round(NS_PER_S / HZ), round(seconds * HZ), 0
     with _control_priority():
+        safe.observe()  # not a tick: the filter looks twice at the first measurement
+        safe.hold()
         due_ns = clock.now_ns()
         for _ in range(num_ticks):
             clock.sleep_until(due_ns)

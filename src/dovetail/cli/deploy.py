@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from dovetail.cli.run import RUNS_DIR, RunsDir, loading
+
+if TYPE_CHECKING:
+    from dovetail.api.deployment import Decision
 
 __all__ = ["register"]
 
@@ -40,14 +43,29 @@ def distill(
         raise typer.BadParameter("give --into RUN2 (or a recipe) and --name NEW_RUN")
     with loading():
         from dovetail.api.distillation import distill as distill_run
-    from dovetail.cli._terminal import console
+    from dovetail.cli._session import STOPPED
+    from dovetail.cli._stop import StopFlag
+    from dovetail.cli._terminal import say
+    from dovetail.core.errors import Interrupted
 
-    made = distill_run(
-        run, into, tuple(overrides or ()), name=name, num_updates=num_updates, runs_dir=runs_dir, evaluate=evaluate
-    )
+    with StopFlag() as stop:  # the evaluation moves the arm
+        try:
+            made = distill_run(
+                run,
+                into,
+                tuple(overrides or ()),
+                name=name,
+                num_updates=num_updates,
+                runs_dir=runs_dir,
+                evaluate=evaluate,
+                should_stop=stop,
+            )
+        except Interrupted:
+            say(f"stopped; continue with: dovetail train --resume {name}")
+            raise typer.Exit(STOPPED) from None
     after = made.run.report.success_after if evaluate else None
     rate = f", success {after.rate:.0%}" if after else ""
-    console.print(f"{made.run.path}: fine-tuned on {made.num_episodes} successful episodes of {run}{rate}")
+    say(f"{made.run.path}: fine-tuned on {made.num_episodes} successful episodes of {run}{rate}")
 
 
 def deploy(
@@ -86,7 +104,10 @@ def deploy(
     """
     with loading():
         from dovetail.api import deployment as api
-    from dovetail.cli._terminal import console
+    from dovetail.cli._judging_keys import JudgingKeys
+    from dovetail.cli._session import STOPPED
+    from dovetail.cli._stop import StopFlag
+    from dovetail.cli._terminal import say
 
     state = api.deployment_of(run, runs_dir=runs_dir)
     if roll_back:
@@ -96,28 +117,47 @@ def deploy(
         state.approve()
     elif watch is not None:
         before = state.deployed.weights
-        state, count = api.watch(run, num_episodes=watch, seed=seed, runs_dir=runs_dir)
-        if state.deployed.weights != before:
-            console.print(f"rolled back after {count} episodes without help")
-            console.print(f"deployed: {state.deployed.weights}")
-            raise typer.Exit(1)
-    elif candidate is not None:
-        decision = api.deploy(
-            run, candidate, num_episodes=num_episodes, margin=margin, seed=seed, runs_dir=runs_dir
-        )
-        a, b, test = decision.comparison.a, decision.comparison.b, decision.comparison.test
-        console.print(
-            f"{'deployed' if decision.deployed else 'rejected'}: {candidate} is '{test.answer}' after {test.num_pairs} "
-            f"episodes each"
-            + (
-                f" ({a.success.rate:.0%} deployed, {b.success.rate:.0%} candidate)"
-                if a.success and b.success
-                else ""
+        with StopFlag() as stop, JudgingKeys() as keys:
+            state, count = api.watch(
+                run,
+                num_episodes=watch,
+                seed=seed,
+                runs_dir=runs_dir,
+                should_stop=stop,
+                announce=say,
+                on_link=keys,
             )
-        )
+        if state.deployed.weights != before:
+            say(f"rolled back after {count} episodes without help")
+            say(f"deployed: {state.deployed.weights}")
+            raise typer.Exit(1)
+        if count < watch:
+            say(f"stopped after {count} of {watch} episodes")
+            raise typer.Exit(STOPPED)
+    elif candidate is not None:
+        with StopFlag() as stop, JudgingKeys() as keys:
+            decision = api.deploy(
+                run,
+                candidate,
+                num_episodes=num_episodes,
+                margin=margin,
+                seed=seed,
+                runs_dir=runs_dir,
+                should_stop=stop,
+                announce=say,
+                on_link=keys,
+            )
+        say(_decision_line(decision, candidate))
         if not decision.deployed:
             raise typer.Exit(1)
         state = api.deployment_of(run, runs_dir=runs_dir)
-    console.print(f"deployed: {state.deployed.weights}")
+    say(f"deployed: {state.deployed.weights}")
     for one in reversed(state.earlier):
-        console.print(f"  before: {one.weights}")
+        say(f"  before: {one.weights}")
+
+
+def _decision_line(decision: Decision, candidate: str) -> str:
+    a, b, test = decision.comparison.a, decision.comparison.b, decision.comparison.test
+    rates = f" ({a.success.rate:.0%} deployed, {b.success.rate:.0%} candidate)" if a.success and b.success else ""
+    answer = "deployed" if decision.deployed else "rejected"
+    return f"{answer}: {candidate} is '{test.answer}' after {test.num_pairs} episodes each{rates}"

@@ -31,7 +31,7 @@ from dovetail.config.cluster import RobotPlace
 from dovetail.config.embodichain import convert, is_embodichain
 from dovetail.config.model import Config, OldKeys, old_keys, translate
 from dovetail.config.schema import DEFAULT_SECTIONS, NAMED_SECTIONS, SECTION_KINDS, RunConfig
-from dovetail.config.trust import check_stored, is_trusted, mark_new
+from dovetail.config.trust import check_copies, check_stored, is_trusted, mark_new
 from dovetail.core.disk import read_file, write_atomic
 from dovetail.core.errors import (
     ConfigError,
@@ -216,6 +216,7 @@ def _read_saved(folder: Path, *, trusted: bool) -> tuple[Node, str]:
         )
     if not trusted and not is_trusted(folder):
         check_stored(tree.plain(), folder)
+        check_copies(folder)
     return tree, stated[1]
 
 

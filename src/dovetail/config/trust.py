@@ -23,14 +23,16 @@ from typing import Any, NamedTuple
 from dovetail.config._tree import normalize_name
 from dovetail.config._trust_key import TrustKeyError, make_key, read_key
 from dovetail.config.plugins import is_builtin
-from dovetail.core.disk import read_file, sha256, write_atomic
+from dovetail.core.disk import MAX_JSON_BYTES, load_json, read_file, sha256, write_atomic
 from dovetail.core.errors import ConfigWarning, PluginError, RunFolderError, StoreError
 
-__all__ = ["MARK", "check_stored", "is_trusted", "mark_new", "mark_trusted"]
+__all__ = ["MARK", "check_copies", "check_stored", "is_inside", "is_trusted", "mark_new", "mark_trusted"]
 
 MARK = ".trusted"
 _CONFIG = "config.yaml"
 _READ = (".", _CONFIG, "changes.json", MARK)  # what decides which code a stored config runs
+_COPIES = "parts"  # of the components and of the base that a run's policy started from
+_COPIED_SECTION = "policy.json"  # the section of a copied base
 _MACHINE_IDS = (Path("/etc/machine-id"), Path("/var/lib/dbus/machine-id"))
 _SECTIONS = {  # anywhere in a config: these keys name plugins
     "task": "task",
@@ -122,16 +124,25 @@ def is_trusted(folder: Path) -> bool:
         return False
 
 
-def check_stored(config: Any, folder: Path) -> None:
-    """Raise PluginError if a stored config names more than built-in plugins and files of its folder. Imports nothing."""
+def check_stored(config: Any, folder: Path, *, file: Path | None = None) -> None:
+    """Raise PluginError if a stored config names more than built-in plugins and files of its folder. Imports nothing.
+
+    `file` has the config; by default the folder's config.yaml."""
     for path, what in _named(config, "", folder):
         why, then = f"{folder} was not made by you on this machine or was copied", ""
         if exposed := _exposed(folder):
             why, then = exposed.problem, f"{exposed.advice}. "
         raise PluginError(
-            f"{why}, and its config names {what} ({path}). {then}Read {folder / _CONFIG}. If you trust it, run "
-            f"`dovetail trust {folder}` once"
+            f"{why}, and its config names {what} ({_shown(path)}). {then}Read {file or folder / _CONFIG}. If you trust it, "
+            f"run `dovetail trust {folder}` once"
         )
+
+
+def check_copies(folder: Path) -> None:
+    """The same for the copy that a run keeps of its policy's base: it names a plugin, too."""
+    for path in sorted((folder / _COPIES).rglob(_COPIED_SECTION)):
+        section = load_json(read_file(path, max_bytes=MAX_JSON_BYTES), name=str(path), indent=1)
+        check_stored({"policy": section}, folder, file=path)
 
 
 def _named(value: Any, path: str, folder: Path) -> Iterator[tuple[str, str]]:
@@ -147,19 +158,20 @@ def _named(value: Any, path: str, folder: Path) -> Iterator[tuple[str, str]]:
             kind = _SECTIONS[key]
             for name in _plugin_names(kind, item):
                 if not _is_harmless(kind, name):
-                    yield place, f"the {kind} '{name[:80]}'"
+                    yield place, f"the {kind} {name[:80]!r}"
         elif key in _OUTSIDE and item and item != _DEFAULTS.get(key):
             yield place, f"{_OUTSIDE[key]} ({str(item)[:80]!r})"
         elif isinstance(item, str) and key in ("type", "id") and ":" in item:
-            yield place, f"the code '{item[:80]}'"
+            yield place, f"the code {item[:80]!r}"
         elif (
-            key in _PATHS
-            and item
-            and not isinstance(item, Mapping | list | tuple)
-            and not _is_inside(item, folder)
+            key in _PATHS and item and not isinstance(item, Mapping | list | tuple) and not is_inside(item, folder)
         ):
             yield place, f"{_PATHS[key]} ({str(item)[:80]!r})"
         yield from _named(item, place, folder)
+
+
+def _shown(path: str) -> str:
+    return "".join(letter if letter.isprintable() else "?" for letter in path[:200])
 
 
 def _plugin_names(kind: str, section: Any) -> Iterator[str]:
@@ -180,7 +192,7 @@ def _is_harmless(kind: str, name: str) -> bool:
     return is_builtin(kind, name)
 
 
-def _is_inside(name: Any, folder: Path) -> bool:
+def is_inside(name: Any, folder: Path) -> bool:
     """Whether a path of a config is in the run folder. A relative one starts in the current folder, as for its readers."""
     try:
         return Path(os.path.expanduser(str(name))).resolve().is_relative_to(folder.resolve())

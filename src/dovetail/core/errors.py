@@ -45,6 +45,7 @@ __all__ = [
     "did_you_mean",
     "one_line",
     "printable",
+    "shown",
     "stop_failure",
 ]
 
@@ -129,6 +130,11 @@ def one_line(error: BaseException) -> str:
     if isinstance(error, DovetailError) and message:
         return message
     return f"{kind}: {message}" if message else kind
+
+
+def shown(value: object, *, max_chars: int = 80) -> str:
+    """A value from a file or a message, cut and in one line, for an error that quotes it."""
+    return printable(" ".join(str(value)[: 4 * max_chars].split())[:max_chars])
 
 
 def stop_failure(error: BaseException) -> str:

@@ -321,12 +321,13 @@ class BaseSpec:
     """A frozen base policy inside another one: see `dovetail.core.proposals`.
 
     It proposes chunks of `horizon` actions, a new one after `every` steps. `inputs` are observations that only it reads:
-    the replay does not store them.
+    the replay does not store them. `embedding_size` values of its inner features come with each chunk.
     """
 
     horizon: int
     every: int
     inputs: tuple[str, ...] = ()
+    embedding_size: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -400,7 +401,12 @@ def _policy_from_json(data: Mapping[str, Any]) -> PolicySpec:
 
 
 def _base_from_json(data: Mapping[str, Any]) -> BaseSpec:
-    return BaseSpec(horizon=int(data["horizon"]), every=int(data["every"]), inputs=tuple(map(str, data["inputs"])))
+    return BaseSpec(
+        horizon=int(data["horizon"]),
+        every=int(data["every"]),
+        inputs=tuple(map(str, data["inputs"])),
+        embedding_size=int(data.get("embedding_size", 0)),
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,6 +12,7 @@ An emulator listens on loopback only, because it asks for no token where the ori
 from __future__ import annotations
 
 import importlib
+import shutil
 import subprocess
 import sys
 import threading
@@ -21,8 +22,9 @@ from typing import Any, ClassVar, Protocol, Self, runtime_checkable
 from dovetail.config._tree import normalize_name
 from dovetail.config.model import Config
 from dovetail.core.errors import DovetailError, UsageError, did_you_mean
+from dovetail.processes.priority import CONTROL_PRIORITY
 
-__all__ = ["EMULATORS", "READY", "Emulator", "EmulatorProcess", "find_emulator"]
+__all__ = ["EMULATORS", "READY", "Emulator", "EmulatorProcess", "find_emulator", "robot_computer_priority"]
 
 EMULATORS: dict[str, str] = {  # name: module:Class
     "remote": "dovetail.emulators.remote.emulator:RemoteEmulator",
@@ -92,3 +94,12 @@ class EmulatorProcess:
         self.process.wait()
         if self.process.stdout is not None:
             self.process.stdout.close()
+
+
+def robot_computer_priority() -> tuple[str, ...]:
+    """Prefix for an emulator that stands for another computer: the load of this one does not slow it down. Empty: not
+    allowed here."""
+    chrt = shutil.which("chrt")
+    command = () if chrt is None else (chrt, "--fifo", str(CONTROL_PRIORITY))
+    is_allowed = command and subprocess.run([*command, "true"], capture_output=True, check=False).returncode == 0
+    return command if is_allowed else ()

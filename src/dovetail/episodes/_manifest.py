@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from dovetail.core.disk import MAX_JSON_BYTES, dump_json, load_json, read_file, sha256
-from dovetail.core.errors import StoreError
+from dovetail.core.errors import StoreError, shown
 from dovetail.core.types import Episode, EpisodeStart, Outcome
 from dovetail.episodes._columns import FRAME, OBSERVATION, Columns
 from dovetail.episodes._frames import Layout
@@ -107,7 +107,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     if schema == 1:
         raise StoreError(f"{folder} was written by dovetail 0.1 (schema 1). Read it with that version.")
     if schema != SCHEMA:
-        raise StoreError(f"{folder} has schema {str(schema)[:80]}, but this version reads schema {SCHEMA}")
+        raise StoreError(f"{folder} has schema {shown(schema)}, but this version reads schema {SCHEMA}")
     check_manifest(manifest, name=str(path), files=(STEPS, LAST))
     if manifest["id"] != folder.name:
         raise StoreError(f"{folder} contains episode {manifest['id'][:200]}: the folder was renamed")

@@ -253,8 +253,9 @@ class TerminalKeys:
             chooser.move_part(1)
         elif key in (",", "."):
             chooser.move(1 if key == "." else -1)
-        elif key.isdecimal():
-            chooser.choose(int(key))
+        elif key.isdecimal() and not chooser.choose(int(key)):
+            self._keys.rest(same_gripper=True)  # the person expects another joint to move
+            self._announce(f"keyboard: no joint {key}: {chooser.describe()}")
         if chooser.chosen is not before:
             self._keys.rest(same_gripper=chooser.chosen.part == before.part)
             self._announce(f"keyboard: {chooser.chosen.label}")

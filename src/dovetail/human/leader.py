@@ -2,9 +2,9 @@
 
     operator: {type: leader, leader: {type: my_lab.arms:Gello, port: /dev/ttyUSB0}, key: KEY_B}
 
-The leader is a plugin of its own or any robot, which is then only observed. Its axes drive the axes of the action with the
-same names; `joints` maps others, with a scale and an offset. A key or pedal is the dead-man switch, or a squeeze of the
-leader's gripper starts the takeover.
+The leader is a plugin of its own or any robot, which is only observed unless `feedback` is on. Its axes drive the axes of
+the action with the same names; `joints` maps others, with a scale and an offset. A key or pedal is the dead-man switch, or a
+squeeze of the leader's gripper starts the takeover.
 
 The follower never jumps at a takeover. With `handover: match` it stands still until the leader is within the tolerance; with
 `blend` it moves to the leader slowly. With `feedback`, a leader with motors follows the robot while the policy drives.

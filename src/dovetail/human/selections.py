@@ -56,14 +56,14 @@ def selections(
     arms = [part for part in parts if part.kind in (*_CARTESIAN, *_JOINTS)]
     found: list[Selection] = []
     for part in arms:
-        extra = _grippers(robot, part) | (_base(robot, bases[0], name=name, by_arm=False) if bases else {})
+        extra = _grippers(robot, part, driven) | (_base(robot, bases[0], name=name, by_arm=False) if bases else {})
         found += [
             Selection(part=part.name, label=label, joint=joint, axes=axes | extra)
             for label, joint, axes in _arm(robot, part, part.name in cartesian, joints_at_once)
         ]
     for part in bases:
         axes = _base(robot, part, name=name, by_arm=True)
-        axes = axes if arms else axes | _grippers(robot, None)
+        axes = axes if arms else axes | _grippers(robot, None, driven)
         found.append(Selection(part=part.name, label=part.name, joint=0, axes=axes))
     if not found:
         kinds = ", ".join(dict.fromkeys(part.kind for part in parts)) or robot.action_kind
@@ -124,12 +124,14 @@ def _arm(
     return found
 
 
-def _grippers(robot: RobotSpec, arm: ActionPart | None) -> dict[int, int]:
+def _grippers(robot: RobotSpec, arm: ActionPart | None, driven: Sequence[str]) -> dict[int, int]:
+    """The only gripper moves whichever arm is chosen, such as a lift below the arm; one of several with its own arm."""
     name = None if arm is None else arm.name
+    grippers = [part for part in robot.parts if part.kind == "gripper" and (not driven or part.name in driven)]
     return {
         axis: AXES.index("gripper")
-        for part in robot.parts
-        if part.kind == "gripper" and gripper_of(robot, part) == name
+        for part in grippers
+        if len(grippers) == 1 or gripper_of(robot, part) == name
         for axis in range(robot.slice_of(part.name).start, robot.slice_of(part.name).stop)
     }
 
@@ -167,9 +169,18 @@ class Chooser:
         wanted = parts[(parts.index(self.chosen.part) + num_steps) % len(parts)]
         self._index = next(at for at, option in enumerate(self._options) if option.part == wanted)
 
-    def choose(self, number: int) -> None:
-        """Choose joint `number` of the chosen arm, from 1; 0 is the whole arm. Nothing happens if there is none."""
+    def choose(self, number: int) -> bool:
+        """Choose joint `number` of the chosen arm, from 1; 0 is the whole arm. False: there is none, nothing happens."""
         for at, option in enumerate(self._options):
             if (option.part, option.joint) == (self.chosen.part, number):
                 self._index = at
-                return
+                return True
+        return False
+
+    def describe(self) -> str:
+        """What can be chosen, for people: the joints of the chosen part, and the other parts."""
+        part = self.chosen.part
+        joints = [str(option.joint) for option in self._options if option.part == part and option.joint]
+        others = [name for name in dict.fromkeys(option.part for option in self._options) if name != part]
+        numbers = joints[0] if len(joints) == 1 else f"{joints[0]} to {joints[-1]}" if joints else "none"
+        return f"joints of '{part}': {numbers}" + (f"; other parts: {', '.join(others)}" if others else "")

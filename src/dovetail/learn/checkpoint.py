@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from dovetail.core.disk import MAX_JSON_BYTES, dump_json, load_json, make_folder, read_file, sha256, write_atomic
-from dovetail.core.errors import CheckpointError, StoreError
+from dovetail.core.errors import CheckpointError, StoreError, shown
 from dovetail.core.tensor_files import read_tensors, tensor_blocks
 from dovetail.core.types import Array
 
@@ -66,7 +66,7 @@ def _manifest(folder: Path) -> tuple[str, str, dict[str, Any]]:
         raise CheckpointError(f"{folder} is not a checkpoint: {error}") from error
     if schema != SCHEMA:
         raise CheckpointError(
-            f"checkpoint {folder} has schema {str(schema)[:80]!r}, but this version reads {SCHEMA}. Resume with the version "
+            f"checkpoint {folder} has schema {shown(schema)}, but this version reads {SCHEMA}. Resume with the version "
             "that wrote it, or start a new run"
         )
     if not _FILE.fullmatch(name):

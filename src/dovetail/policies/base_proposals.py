@@ -10,7 +10,7 @@ import numpy as np
 from dovetail.core.abilities import Closes
 from dovetail.core.contracts import Policy
 from dovetail.core.errors import SpecMismatch
-from dovetail.core.proposals import PROPOSAL, proposal_at
+from dovetail.core.proposals import OF_BASE, PROPOSAL, proposal_at
 from dovetail.core.specs import BaseSpec
 from dovetail.core.types import ActContext, ActionChunk, Array, WeightSnapshot
 
@@ -52,7 +52,7 @@ class BaseProposals:
         is_known = np.isfinite(known).all(axis=(1, 2), keepdims=True)
         if is_known.all():
             return known, np.full((len(known), spec.horizon, *spec.action.shape), np.nan, np.float32)
-        chunk = self.policy.act(self._inputs(observations), self._context(context)).actions
+        chunk = self.policy.act(self.inputs(observations), self._context(context)).actions
         fresh = np.stack([proposal_at(one, 0, steps=self._horizon) for one in chunk])
         return np.where(is_known, known, fresh), np.where(is_known, np.float32(np.nan), chunk)
 
@@ -60,7 +60,8 @@ class BaseProposals:
         if isinstance(self.policy, Closes):
             self.policy.close()
 
-    def _inputs(self, observations: Mapping[str, Array]) -> dict[str, Array]:
+    def inputs(self, observations: Mapping[str, Array]) -> dict[str, Array]:
+        """Those that the base reads."""
         keys = (*self.policy.spec.observation, *(("prompt",) if self.policy.spec.prompted else ()))
         return {key: observations[key] for key in keys}
 
@@ -85,15 +86,15 @@ class WithoutProposals:
 
     def __init__(self, policy: Policy) -> None:
         self._policy, whole = policy, policy.spec
-        observation = {key: array for key, array in whole.observation.items() if key != PROPOSAL}
+        observation = {key: array for key, array in whole.observation.items() if key not in OF_BASE}
         self.spec = replace(whole, observation=observation, base=None)
-        self._unknown = np.full((1, *whole.observation[PROPOSAL].shape), np.nan, np.float32)
+        self._of_base = {key: array.shape for key, array in whole.observation.items() if key in OF_BASE}
 
     def act(self, observations: Mapping[str, Array], context: ActContext) -> ActionChunk:
         num_rows = len(next(iter(observations.values())))
-        unknown = np.repeat(self._unknown, num_rows, axis=0)
-        chunk = self._policy.act({**observations, PROPOSAL: unknown}, context)
-        return replace(chunk, extras={name: value for name, value in chunk.extras.items() if name != PROPOSAL})
+        unknown = {key: np.full((num_rows, *shape), np.nan, np.float32) for key, shape in self._of_base.items()}
+        chunk = self._policy.act({**observations, **unknown}, context)
+        return replace(chunk, extras={name: value for name, value in chunk.extras.items() if name not in OF_BASE})
 
     def load(self, snapshot: WeightSnapshot) -> None:
         self._policy.load(snapshot)

@@ -28,9 +28,11 @@ __all__ = [
     "Jacobian",
     "PathNoiseConfig",
     "ResidualConfig",
+    "RlTokenConfig",
     "Schedule",
     "SharedConfig",
     "SteeredFlowConfig",
+    "SteeringConfig",
     "ValuedFlowConfig",
 ]
 
@@ -87,6 +89,17 @@ class GuidanceConfig(Config):
     """Maximum guidance gain."""
     jacobian: Jacobian = "vjp"
     """How an error of the predicted actions changes the velocity: through the flow's Jacobian (vjp), or directly."""
+
+
+class SteeringConfig(Config):
+    """An actor that chooses the initial noise, for algorithm `dsrl`."""
+
+    hidden: tuple[int, ...] = Field(default=(128, 128), min_length=1)
+    """Sizes of its hidden layers."""
+    max_noise: float = Field(default=1.5, gt=0.0)
+    """Limit of the chosen noise. The flow was trained on N(0, 1) and is unreliable beyond 2."""
+    repeat: bool = False
+    """Choose the noise of one action and repeat it for the chunk: far fewer values to learn, but fewer chunks to reach."""
 
 
 class ActorCriticConfig(NetworkPolicyConfig):
@@ -187,7 +200,7 @@ class ResidualConfig(NetworkPolicyConfig):
     """Observation keys that the correction sees, including images; empty: all low-dimensional ones of the robot."""
     hidden: tuple[int, ...] = Field(default=(128, 128), min_length=1)
     """Sizes of the hidden layers."""
-    horizon: int = Field(default=1, ge=1)
+    horizon: int = Field(default=1, ge=1, le=1 << 12)
     """Actions in a chunk. 1: each tick has its own correction from the newest observation. More: the corrections of the next
     ticks are computed together, as actor types `rtc`, `naive` and `soft` need."""
     initial_std: float = Field(default=0.3, ge=0.01, le=2.5)
@@ -201,11 +214,58 @@ class ResidualConfig(NetworkPolicyConfig):
 
     @model_validator(mode="after")
     def _check_base(self) -> Self:
-        if len({"type", "run"} & self.base.keys()) != 1 or not isinstance(self.base.get("type", ""), str):
-            raise ValueError("base should be a policy section with a type, or {run: RUN}")
-        if "run" in self.base and (set(self.base) != {"run"} or not isinstance(self.base["run"], str)):
-            raise ValueError("base {run: RUN} takes no other settings: the run has them")
+        _check_base_section(self.base)
         return self
+
+
+class RlTokenConfig(NetworkPolicyConfig):
+    BASIC: ClassVar[Collection[str]] = ("base", "horizon")
+
+    base: dict[str, Any]
+    """The frozen base policy: a section of pi0, pi05, smolvla or flow, or `{run: RUN}` for the newest weights of a run on
+    this machine."""
+    base_every: int | None = Field(default=None, ge=1)
+    """Ticks after which the base proposes a new chunk while a person drives. Null: 1."""
+    num_embeddings: int = Field(default=8, ge=1)
+    """Groups of neighboring embeddings of the base. The replay stores the mean of each; 1 for a flow, which has one."""
+    embedding_width: int = Field(default=2048, ge=1)
+    """Width of the base's embeddings: 2048 for pi0 and pi05, 960 for smolvla, 96 for a new tiny model."""
+    token_size: int = Field(default=64, ge=1)
+    """Size of the token z."""
+    token_width: int = Field(default=64, ge=4, multiple_of=4)
+    """Width of the encoder's layers."""
+    token_layers: int = Field(default=2, ge=1)
+    """Layers of the encoder."""
+    decoder_hidden: tuple[int, ...] = (128,)
+    """Sizes of the decoder's hidden layers; empty: a linear decoder."""
+    inputs: tuple[str, ...] = ()
+    """Low-dimensional observation keys that actor and critic see beside the token; empty: all of the robot."""
+    hidden: tuple[int, ...] = Field(default=(128, 128), min_length=1)
+    """Sizes of the actor's hidden layers."""
+    horizon: int = Field(default=4, ge=2)
+    """Actions in a chunk of the actor, at most those of the base."""
+    exploration_std: float = Field(default=0.1, gt=0.0, le=1.0)
+    """Standard deviation of the exploring actions, where 1 is half of the robot's range."""
+
+    @property
+    def proposal_steps(self) -> int:
+        return self.horizon
+
+    @property
+    def embedding_size(self) -> int:
+        return self.num_embeddings * self.embedding_width
+
+    @model_validator(mode="after")
+    def _check_base(self) -> Self:
+        _check_base_section(self.base)
+        return self
+
+
+def _check_base_section(base: Mapping[str, Any]) -> None:
+    if len({"type", "run"} & base.keys()) != 1 or not isinstance(base.get("type", ""), str):
+        raise ValueError("base should be a policy section with a type, or {run: RUN}")
+    if "run" in base and (set(base) != {"run"} or not isinstance(base["run"], str)):
+        raise ValueError("base {run: RUN} takes no other settings: the run has them")
 
 
 class PathNoiseConfig(Config):

@@ -10,13 +10,16 @@ from torch import Generator, Tensor, nn
 from dovetail.core.contracts import Policy
 from dovetail.core.errors import UsageError
 from dovetail.core.types import Array
+from dovetail.policies.steering import SteeringActor
 
 __all__ = [
     "ADVANTAGE",
     "AdvantageConditioned",
     "ExplainsAbilities",
     "HasDiscreteGripper",
+    "HasEmbeddings",
     "HasFlatFeatures",
+    "Steerable",
     "TrainablePolicy",
     "ValuedPolicy",
     "flat_features",
@@ -111,6 +114,37 @@ class HasFlatFeatures(Protocol):
 
     def flat_features(self, features: Any) -> Tensor:
         """[B, num_features], without gradients: for critics and values."""
+
+
+@runtime_checkable
+class Steerable(TrainablePolicy, Protocol):
+    """A flow whose initial noise a small actor may choose, as DSRL needs it. The chunk depends on nothing else at random."""
+
+    @property
+    def steering(self) -> SteeringActor | None:
+        """The actor; None if the config asks for none."""
+
+    @property
+    def num_noise(self) -> int:
+        """N: values of the noise that the actor chooses."""
+
+    def steering_inputs(self, observations: Mapping[str, Tensor]) -> tuple[Tensor, Any]:
+        """Flat features [B, num_features] for actor and critics, and what `chunks_from_noise` needs, without gradients."""
+
+    def chunks_from_noise(self, inputs: Any, noise: Tensor) -> Tensor:
+        """The flow's normalized chunks [B, H, A] for noise [B, N], without gradients."""
+
+
+@runtime_checkable
+class HasEmbeddings(Protocol):
+    """A policy whose inner features others may read, as RLT does."""
+
+    @property
+    def embedding_width(self) -> int:
+        """W"""
+
+    def embeddings(self, observations: Mapping[str, Array]) -> tuple[Tensor, Tensor]:
+        """Its final embeddings [B, P, W] of the inputs of `act`, and their mask bool [B, P]."""
 
 
 def flat_features(policy: TrainablePolicy, features: Any) -> Tensor:

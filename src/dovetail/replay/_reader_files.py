@@ -12,11 +12,11 @@ from pathlib import Path
 import numpy as np
 
 from dovetail.core.disk import load_json, read_file
-from dovetail.core.errors import StoreError
+from dovetail.core.errors import StoreError, shown
 from dovetail.core.policy_rate import to_steps
 from dovetail.core.types import Array, Window
 from dovetail.replay._layout import SCHEMA, STEP_COLUMNS, Layout
-from dovetail.replay._rings import Counters, Ring, fence, ring_paths
+from dovetail.replay._rings import Counters, Ring, fence, ring_paths, short_ring
 
 __all__ = ["CopyThreads", "ReaderFiles"]
 
@@ -85,7 +85,7 @@ class ReaderFiles:
                 counters = Counters(path)
                 data = load_json(read_file(folder / "layout.json"), name=str(folder / "layout.json"), indent=1)
                 if data["schema"] != SCHEMA:
-                    raise StoreError(f"its schema is {data['schema']}, but this version reads {SCHEMA}")
+                    raise StoreError(f"its schema is {shown(data['schema'])}, but this version reads {SCHEMA}")
                 layout = Layout.from_json(data)
                 rings = {
                     name: Ring(file, num_items=num_items, shape=shape, dtype=dtype)
@@ -99,7 +99,7 @@ class ReaderFiles:
             except (StoreError, OSError, KeyError, TypeError, ValueError) as failure:
                 error = failure  # the writer may be deleting the files now
             if time.monotonic() > deadline_s:
-                raise StoreError(f"cannot open the replay in {folder}: {error}") from error
+                raise StoreError(f"cannot open the replay in {folder}: {shown(error, max_chars=300)}") from error
             time.sleep(0.001)
         return None
 
@@ -111,6 +111,13 @@ class ReaderFiles:
             return self.counters_path.stat().st_ino == self.inode
         except OSError:
             return False
+
+    def check_complete(self) -> None:
+        """Raise StoreError if a file was cut. Rows behind its end would be read as others."""
+        if (name := short_ring(self.layout, self.rings, self.counters)) is not None and self.are_current():
+            raise StoreError(
+                f"the replay's file of '{name}' was cut. Restart its writer, which rebuilds the replay"
+            )
 
     def none_overwritten(self, oldest: Mapping[str, int]) -> bool:
         """Whether the writer has freed none of the gathered rows and frames meanwhile."""

@@ -241,3 +241,16 @@ class Counters:
             self._page.flush()
         except OSError as error:
             raise StoreError(f"cannot write {self._path}: {error.strerror or error}") from error
+
+
+def short_ring(layout: Layout, rings: Mapping[str, Ring], counters: Counters) -> str | None:
+    """The name of a ring whose file is shorter than the counters say, which means that it was cut; None if all are complete.
+
+    Files grow before the counters refer to their new part, so counters are read first."""
+    heads = dict.fromkeys(layout.columns, counters["head_row"])
+    heads |= {f"frames/{key}": int(counters.head_frame[i]) for i, key in enumerate(layout.cameras)}
+    heads |= {f"{kind}s": counters[f"head_{kind}"] for kind in ("episode", "segment", "span")}
+    fence()
+    return next(
+        (name for name, head in heads.items() if rings[name].remap() < min(head, rings[name].num_items)), None
+    )

@@ -17,10 +17,10 @@ import numpy as np
 
 from dovetail.core.clock import boot_id
 from dovetail.core.disk import dump_json, fsync_folder, load_json, read_file, write_atomic
-from dovetail.core.errors import StoreError
+from dovetail.core.errors import StoreError, shown
 from dovetail.core.types import Array
 from dovetail.replay._layout import SCHEMA, TABLES, Layout
-from dovetail.replay._rings import Counters, Ring, fence, ring_paths
+from dovetail.replay._rings import Counters, Ring, fence, ring_paths, short_ring
 
 __all__ = ["NO_ROW", "RequiredSpace", "Tails", "WriterFiles", "WriterLock"]
 
@@ -121,13 +121,13 @@ class WriterFiles:
         try:
             data = load_json(read_file(path), name=str(path), indent=1)
             if data["schema"] != SCHEMA:
-                return f"its schema is {data['schema']}, but this version writes {SCHEMA}"
+                return f"its schema is {shown(data['schema'])}, but this version writes {SCHEMA}"
             layout = Layout.from_json(data)
             for file, num_items, shape, dtype in ring_paths(folder, layout).values():
                 Ring(file, num_items=num_items, shape=shape, dtype=dtype)
             counters = Counters(folder / "counters", writable=True)
         except (StoreError, KeyError, TypeError, ValueError) as error:
-            return str(error)
+            return shown(error, max_chars=300)
         if counters["magic"] != Counters.MAGIC:
             return "its counters are damaged"
         if counters["retired"]:
@@ -161,19 +161,11 @@ class WriterFiles:
         except OSError as error:
             raise StoreError(f"cannot delete {folder}: {error.strerror}") from error
 
-    def _has_complete_files(self) -> bool:
-        heads = dict.fromkeys(self.layout.columns, self.counters["head_row"])
-        heads |= {f"frames/{k}": int(self.counters.head_frame[i]) for i, k in enumerate(self.layout.cameras)}
-        heads |= {f"{kind}s": self.counters[f"head_{kind}"] for kind in ("episode", "segment", "span")}
-        return all(
-            self.rings[name].remap() >= min(head, self.rings[name].num_items) for name, head in heads.items()
-        )
-
     def is_consistent(self) -> bool:
         """Whether counters and tables refer to the same rows. Reads only the tables."""
         counters, layout = self.counters, self.layout
         sizes = {"row": layout.num_rows, **dict.fromkeys(("episode", "segment", "span"), layout.num_records)}
-        if not self._has_complete_files():
+        if short_ring(layout, self.rings, counters) is not None:
             return False
         if not all(0 <= counters[f"head_{k}"] - counters[f"tail_{k}"] <= size for k, size in sizes.items()):
             return False

@@ -94,6 +94,7 @@ class MappedReplayReader:
                 return None
             snapshot = Snapshot.read(files.counters, files.rings)
             if snapshot is not None:
+                files.check_complete()
                 self._state = (files, snapshot)
                 return self._state
             if state is not None and number >= _MAX_SNAPSHOT_TRIES:

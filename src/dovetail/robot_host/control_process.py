@@ -104,6 +104,7 @@ def run(context: ProcessContext) -> None:
         operator=operator,
         early_devices=devices,
         proposal_steps=policy.horizon if policy.base else 0,
+        embedding_size=policy.base.embedding_size if policy.base else 0,
     )
     try:
         telemetry, real_time = Telemetry(), isinstance(workcell.clock, RealClock)

@@ -25,7 +25,7 @@ from dovetail.core.abilities import HearsAcknowledgement, PreparesReset, UsesBuf
 from dovetail.core.clock import NS_PER_S
 from dovetail.core.contracts import Clock, Robot, SimulatedRobot
 from dovetail.core.errors import ConfigError, RobotFault, SpecMismatch, StaleObservation, one_line, stop_failure
-from dovetail.core.proposals import PROPOSAL, with_proposal
+from dovetail.core.proposals import OF_BASE, with_proposal
 from dovetail.core.specs import RobotSpec
 from dovetail.core.types import Array, Observation
 from dovetail.robots.camera_check import CameraCheck
@@ -65,14 +65,21 @@ class SafeRobot:
         *,
         name: str | None = None,
         proposal_steps: int = 0,
+        embedding_size: int = 0,
     ) -> None:
-        """`name` replaces the robot's name, to tell apart several robots of one type. With `proposal_steps`, observations
-        have room for a base policy's proposal (core.proposals), NaN at first."""
+        """`name` replaces the robot's name, to tell apart several robots of one type. With `proposal_steps` and
+        `embedding_size`, observations have room for a base policy's proposal and embedding (core.proposals): NaN."""
         self.__robot = robot
         self.__clock = clock
         self._spec = robot.spec if name is None else replace(robot.spec, name=name)
-        self._shown_spec = with_proposal(self._spec, steps=proposal_steps) if proposal_steps else self._spec
-        self._no_proposal = np.full(proposal_steps * self._spec.action.shape[0], np.nan, np.float32)
+        self._shown_spec = self._spec
+        if proposal_steps:
+            self._shown_spec = with_proposal(self._spec, steps=proposal_steps, embedding_size=embedding_size)
+        self._no_proposal = {
+            key: np.full(self._shown_spec.observation[key].shape, np.nan, np.float32)
+            for key in OF_BASE
+            if key in self._shown_spec.observation
+        }
         self._simulated = isinstance(robot, SimulatedRobot)
         self._limiter = ActionLimits(self._spec, config, simulated=self._simulated)
         tick_s = 1.0 / self._spec.control_hz
@@ -358,9 +365,9 @@ class SafeRobot:
             observation = self.__robot.observe()
         except Exception as error:
             raise self._trip(f"observe() failed: {error!r}") from error
-        if not len(self._no_proposal):
+        if not self._no_proposal:
             return observation
-        return replace(observation, values={**observation.values, PROPOSAL: self._no_proposal})
+        return replace(observation, values={**observation.values, **self._no_proposal})
 
     def _has_gap(self) -> bool:
         """Whether the robot may have moved far since the last accepted observation."""

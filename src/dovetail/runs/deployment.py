@@ -14,7 +14,8 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from dovetail.core.errors import StoreError, UsageError
+from dovetail.config.trust import is_inside, is_trusted
+from dovetail.core.errors import PluginError, StoreError, UsageError, one_line
 from dovetail.core.rollback_test import RollbackTest, rollback_test
 from dovetail.core.sequential_test import Answer
 from dovetail.runs.folder import RunFolder
@@ -23,6 +24,7 @@ __all__ = ["DEPLOYMENT", "Deployed", "Deployment"]
 
 DEPLOYMENT = "deployment.json"
 _FALSE_ALARM_RATE = 0.01
+_MAX_NAME = 4096
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,17 +52,31 @@ class Deployment:
         if data is None:
             return Deployment(folder=folder, deployed=Deployed(weights=str(folder.path)))
         try:
-            return Deployment(
+            deployment = Deployment(
                 folder=folder,
-                deployed=Deployed(**data["deployed"]),
-                earlier=[Deployed(**one) for one in data["earlier"]],
-                candidate=data["candidate"],
-                outcomes=[bool(one) for one in data["outcomes"]],
+                deployed=_deployed(data["deployed"]),
+                earlier=[_deployed(one) for one in data["earlier"]],
+                candidate=None if data["candidate"] is None else _weights(data["candidate"]),
+                outcomes=[_outcome(one) for one in data["outcomes"]],
             )
-        except (KeyError, TypeError) as error:
+        except (KeyError, TypeError, ValueError) as error:
             raise StoreError(
-                f"{folder.path / DEPLOYMENT} is damaged: {error}. Remove it to start again"
+                f"{folder.path / DEPLOYMENT} is damaged: {one_line(error)}. Remove it to start again"
             ) from error
+        deployment._check_trust()
+        return deployment
+
+    def _check_trust(self) -> None:
+        """A folder from elsewhere must not decide which of this machine's runs moves an arm."""
+        if is_trusted(self.folder.path):
+            return
+        for one in (self.deployed, *self.earlier):
+            if not is_inside(one.weights, self.folder.path):
+                raise PluginError(
+                    f"{self.folder.path} was not made by you on this machine or was copied, and its {DEPLOYMENT} names "
+                    f"weights outside it ({one.weights[:80]!r}). Read it. If you trust the folder, run `dovetail trust "
+                    f"{self.folder.path}` once"
+                )
 
     def propose(self, weights: str) -> None:
         """Make these weights the candidate."""
@@ -136,3 +152,23 @@ class Deployment:
 
     def _write(self) -> None:
         self.folder.write_json(DEPLOYMENT, self.to_json())
+
+
+def _deployed(data: Any) -> Deployed:
+    rate = data["expected_rate"]
+    if rate is not None and (type(rate) not in (int, float) or not 0.0 <= rate <= 1.0):
+        raise ValueError("expected_rate should be null or a number from 0 to 1")
+    return Deployed(weights=_weights(data["weights"]), expected_rate=rate)
+
+
+def _weights(name: Any) -> str:
+    """The name of weights in a file that may come from elsewhere. It is printed, and it is a path."""
+    if not isinstance(name, str) or not name.isprintable() or not 0 < len(name) <= _MAX_NAME:
+        raise ValueError("weights should be named by a printable text")
+    return name
+
+
+def _outcome(value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise ValueError("outcomes should be true or false")
+    return value

@@ -163,16 +163,18 @@ class Batcher:
             began_s = time.monotonic()
             chunk = self._policy.act(inputs, context)
             infer_s = time.monotonic() - began_s
-            if len(chunk.actions) != num_rows or not np.isfinite(chunk.actions).all():
-                raise PolicyError("the policy computed actions that are not finite, or too few")
+            if len(chunk.actions) != num_rows:
+                raise PolicyError(f"the policy computed {len(chunk.actions)} chunks for {num_rows} rows")
             chunks = [chunk] if len(batch) == 1 else [_row(chunk, row) for row in range(len(batch))]
-            answers = [Computed(one, infer_s) for one in chunks]
         except Exception as error:  # a thread border: the clients get the error
             for request in batch:
                 request.result.set_exception(error)
             return
-        for request, answer in zip(batch, answers, strict=True):
-            request.result.set_result(answer)
+        for request, one in zip(batch, chunks, strict=True):
+            if np.isfinite(one.actions).all():
+                request.result.set_result(Computed(one, infer_s))
+            else:  # the other robots of the batch are not affected
+                request.result.set_exception(PolicyError("the policy computed actions that are not finite"))
 
 
 def _is_wanted(request: _Request) -> bool:

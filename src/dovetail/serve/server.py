@@ -152,8 +152,8 @@ class PolicyServer:
 
     def _answer_requests(self, connection: Connection) -> None:
         incoming = self._weights.incoming() if self._weights is not None else None
-        receives = self._weights is not None and self._weights.max_bytes > 0
-        max_body = MAX_BODY if receives else max_request_bytes(self._policy.spec)
+        max_weights = self._weights.max_bytes if self._weights is not None else 0
+        max_body = max(max_request_bytes(self._policy.spec), min(max_weights, MAX_BODY))
         while connection.wait_for_data():
             request = connection.receive(deadline_s=time.monotonic() + TRANSFER_S, max_body=max_body)
             response = self._respond(connection, request, incoming)

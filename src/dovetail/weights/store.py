@@ -30,7 +30,7 @@ from dovetail.core.disk import (
     write_file,
     writer,
 )
-from dovetail.core.errors import StoreError, UsageError
+from dovetail.core.errors import StoreError, UsageError, shown
 from dovetail.core.tensor_files import read_tensors, tensor_blocks
 from dovetail.core.types import Array, WeightSnapshot
 
@@ -133,11 +133,16 @@ class DiskWeightStore:
         """The pinned version, if any."""
         path = self._folder / "pin.json"
         try:
-            return int(load_json(read_file(path, max_bytes=1000), name=str(path))["version"])
+            version = load_json(read_file(path, max_bytes=1000), name=str(path))["version"]
         except MissingError:
             return None
         except (KeyError, TypeError, ValueError) as error:
             raise StoreError(f"{path} is not valid: {error}") from error
+        if type(version) is not int or not 0 < version < 2**63:
+            raise StoreError(
+                f"{path} is not valid: its version is {shown(version)}, expected a whole number above 0"
+            )
+        return version
 
     def hashes(self, version: int) -> dict[str, str]:
         """The sha256 of each component of a version."""
@@ -147,7 +152,7 @@ class DiskWeightStore:
         except MissingError as error:
             raise MissingError(f"{path} is missing: {self._valid()}") from error
         if data.get("schema") != SCHEMA or data.get("version") != version:
-            found = f"version {str(data.get('version'))[:80]!r}, schema {str(data.get('schema'))[:80]!r}"
+            found = f"version {shown(data.get('version'))}, schema {shown(data.get('schema'))}"
             raise StoreError(f"{path} has {found}, expected version {version}, schema {SCHEMA}")
         hashes: dict[str, str] = data.get("components", {})
         valid = isinstance(hashes, dict) and all(

@@ -23,7 +23,7 @@ class Doubling(FlowNetwork):
     def prefix(self, images, camera_mask, tokens, token_mask, state):
         return None
 
-    def summary(self, images, camera_mask, tokens, token_mask, state):
+    def prefix_and_embeddings(self, images, camera_mask, tokens, token_mask, state):
         return None
 
     def embed_times(self, times):

@@ -131,6 +131,14 @@ def test_a_frozen_base_of_another_folder_is_refused(make, folder, robot, tmp_pat
         policy.load(WeightSnapshot(version=1, components=published, hashes={}))
 
 
+@pytest.mark.parametrize(("size", "millions"), [("tiny", 1.0), ("small", 20.9)])
+def test_sizes_of_new_models(tmp_path, size, millions):
+    written = write_new_model(tmp_path / size, Pi0Policy.family, size=size, horizon=HORIZON)
+    assert written / 1e6 == pytest.approx(millions, abs=0.1)
+    checkpoint = open_checkpoint(tmp_path / size, Pi0Policy.family)
+    assert checkpoint.sizes.text.num_heads == {"tiny": 4, "small": 6}[size]
+
+
 def replace_checkpoint(config, folder):
     return config.model_copy(update={"checkpoint": str(folder)})
 

@@ -6,6 +6,7 @@ from pydantic import ValidationError
 
 from dovetail.core.errors import RobotError
 from dovetail.robots.cameras.v4l2 import V4l2Camera, V4l2Config
+from dovetail.testing import check_camera
 
 
 def camera(**settings):
@@ -60,6 +61,13 @@ def test_frames_of_a_device_pass_through_the_capture_class(monkeypatch, emulator
         assert read(front)[0]["front"].shape == (80, 60, 3)
     finally:
         front.close()
+
+
+def test_camera_passes_the_conformance_suite_on_emulated_frames(monkeypatch, emulator):
+    """No device here: FFmpeg reads the emulator's stream, all else is the camera's own code."""
+    real_open = av.open
+    monkeypatch.setattr(av, "open", lambda url, **arguments: real_open(emulator.url))
+    check_camera(lambda: camera(size=[160, 120]))
 
 
 @pytest.mark.parametrize("device", ["/etc/passwd", "video0", "http://host/x", "/dev/../etc/passwd x"])

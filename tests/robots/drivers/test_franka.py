@@ -18,7 +18,7 @@ from dovetail.emulators.franka.emulator import FrankaEmulator, FrankaEmulatorCon
 from dovetail.emulators.franka.misbehavior import KINDS
 from dovetail.robots.drivers.franka.driver import FrankaRobot
 from dovetail.robots.drivers.franka.emulated import EmulatedFranka
-from dovetail.robots.drivers.franka.settings import EmulatedFrankaConfig, FrankaConfig
+from dovetail.robots.drivers.franka.settings import COMPLIANCE, EmulatedFrankaConfig, FrankaConfig
 from dovetail.robots.safety import SafeRobot
 from dovetail.tasks.peg_insertion import InsertionConfig, PegInsertion
 from dovetail.testing import check_robot
@@ -92,6 +92,33 @@ def test_rotational_clip_above_its_range_is_refused_because_the_server_would_cla
         ValidationError, match=r"rotational_clip_x is 0.5, .* 0 to 0.1: the server would clamp it silently"
     ):
         FrankaConfig(gripper="none", compliance={"rotational_clip_x": 0.5})
+
+
+SIGNED_AXES = [f"{sign}{axis}" for sign in ("", "neg_") for axis in "xyz"]
+LARGEST = {  # as the controller declares them; the smallest value is always 0
+    "translational_stiffness": 6000.0,
+    "translational_damping": 400.0,
+    "rotational_stiffness": 300.0,
+    "rotational_damping": 30.0,
+    "nullspace_stiffness": 100.0,
+    "joint1_nullspace_stiffness": 100.0,
+    "translational_Ki": 100.0,
+    "rotational_Ki": 100.0,
+    **{f"{kind}_clip_{axis}": 0.1 for kind in ("translational", "rotational") for axis in SIGNED_AXES},
+}
+
+
+@pytest.mark.parametrize(("name", "largest"), LARGEST.items())
+def test_compliance_is_accepted_within_its_range_only(name, largest):
+    for value in (0.0, largest):
+        assert FrankaConfig(gripper="none", compliance={name: value}).compliance == {name: value}
+    for value, nearest in ((1.01 * largest, largest), (-0.01, 0.0)):
+        with pytest.raises(ValidationError, match=rf"{name} is {value:g}, .* Set it to {nearest:g}"):
+            FrankaConfig(gripper="none", compliance={name: value})
+
+
+def test_list_of_compliance_parameters_is_complete():
+    assert COMPLIANCE.keys() == LARGEST.keys()
 
 
 @pytest.mark.parametrize(
@@ -245,7 +272,7 @@ def test_gripper_commands_have_hysteresis_and_a_pause(emulate, connect):
 
 def test_hand_that_ignores_repeated_commands_becomes_a_fault(emulate, connect):
     emulator = emulate()
-    robot = connect(emulator)
+    robot = connect(emulator, timeout_s=2.0)  # this machine may be busy for seconds
     robot.observe()
     robot.send(move(gripper=0.0))
     wait_until(lambda: robot.observe().values["gripper"][0] < 0.05)

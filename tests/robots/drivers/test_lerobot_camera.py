@@ -9,6 +9,7 @@ import pytest
 
 from dovetail.core.errors import RobotError
 from dovetail.robots.drivers.lerobot.camera import LeRobotCamera, LeRobotCameraConfig
+from dovetail.testing import check_camera
 from support.lerobot_arm import FAKE, wait_for
 
 
@@ -36,6 +37,11 @@ def make(lerobot_root):
 
 def buffers(camera):
     return {key: np.zeros(spec.shape, spec.dtype) for key, spec in camera.spec.items()}
+
+
+@pytest.mark.parametrize("depth", [False, True])
+def test_camera_passes_the_conformance_suite(make, depth):
+    check_camera(lambda: make(depth=depth, config={"use_depth": depth}))
 
 
 def test_new_frames_have_new_capture_times_and_depth(make):

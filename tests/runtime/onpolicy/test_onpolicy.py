@@ -13,7 +13,7 @@ import torch
 
 from dovetail.config.load import load
 from dovetail.core.clock import RealClock
-from dovetail.core.errors import FailureError, Interrupted, UsageError
+from dovetail.core.errors import CheckpointError, FailureError, Interrupted, UsageError
 from dovetail.core.frozen_base import referenced_base
 from dovetail.core.types import Purpose
 from dovetail.episodes.log import EpisodeLog
@@ -23,7 +23,7 @@ from dovetail.runs.assembly.workcell import Workcell, build_workcell
 from dovetail.runs.folder import RunFolder
 from dovetail.runtime.inline import InlineRun
 from dovetail.runtime.onpolicy.collector import ProcessCollector, build_collector, collector_settings
-from dovetail.runtime.onpolicy.worlds import World
+from dovetail.runtime.onpolicy.worlds import World, check_worlds
 from dovetail.weights.store import DiskWeightStore
 from support import TESTS
 from support.onpolicy_runs import PPO_RUN, build_policy, build_training
@@ -507,3 +507,40 @@ def test_on_policy_learning_needs_a_simulator(config):
     real = Workcell(task=cell.task, robot=cell.robot, clock=RealClock(), _raw=cell._raw)
     with pytest.raises(UsageError, match="on-policy learning needs a simulated robot"):
         World(real, spec=build_training(whole)._algorithm._policy.spec, number=0, num_worlds=1, seed=0)
+
+
+GOOD = {
+    "worlds/num_episodes": np.array([3, 2]),
+    "worlds/num_sent": np.array([1, 2]),
+    "worlds/sent": np.zeros((3, 4), np.float32),
+}
+
+
+def test_saved_state_of_worlds_is_accepted():
+    check_worlds({}, num_worlds=2)
+    check_worlds(GOOD, num_worlds=2)
+    check_worlds({"worlds/num_episodes": np.array([3, 2])}, num_worlds=2)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"worlds/num_episodes": np.array([3])},
+        {"worlds/num_episodes": np.array([3.0, 2.0])},
+        {"worlds/num_episodes": np.array([3, -1])},
+        {"worlds/num_sent": np.array([1, 1])},
+        {"worlds/num_sent": np.array([2**62, 2**62 + 3])},
+        {"worlds/num_sent": np.array([[1, 2]])},
+        {"worlds/sent": np.zeros(3, np.float32)},
+        {"worlds/sent": np.zeros((3, 4), np.int64)},
+    ],
+)
+def test_state_of_other_worlds_in_a_checkpoint_is_refused_in_one_line(change):
+    """A checkpoint may come from elsewhere."""
+    with pytest.raises(CheckpointError, match="the checkpoint's worlds/"):
+        check_worlds({**GOOD, **change}, num_worlds=2)
+
+
+def test_collector_refuses_the_state_of_other_worlds(config):
+    with pytest.raises(CheckpointError, match="does not belong to 4 worlds"):
+        collector_of(config(), worlds={"worlds/num_episodes": np.array([3])})

@@ -22,6 +22,7 @@ from hypothesis import strategies as st
 from dovetail.config.load import load, load_saved, save
 from dovetail.core.disk import dump_json, load_json, sha256
 from dovetail.core.specs import ArraySpec
+from dovetail.core.tensor_files import tensor_blocks
 from dovetail.core.types import Episode, View
 from dovetail.episodes import _journal
 from dovetail.episodes.lerobot import export, open_dataset
@@ -49,7 +50,9 @@ from dovetail.replay import reader as replay_reader
 from dovetail.replay._rings import Counters
 from dovetail.replay.mapped import MappedReplay, MappedReplayConfig
 from dovetail.replay.reader import MappedReplayReader
-from dovetail.runs.folder import read_events
+from dovetail.runs.assembly.base_policy import find_base
+from dovetail.runs.deployment import Deployment
+from dovetail.runs.folder import RunFolder, read_events
 from dovetail.weights.store import DiskWeightStore
 from support.chat_server import ChatServer
 from support.example_labels import labels
@@ -598,6 +601,60 @@ def in_turn(*calls: Any) -> None:
         raise first
 
 
+class PolicyFiles(Format):
+    """The deployed policy of a run, and the copy of its base. The folder is as one from elsewhere."""
+
+    name = "policy files"
+
+    def make(self, folder: Path) -> None:
+        save(load(["peg-insertion"]), folder)
+        (folder / ".trusted").unlink()
+        config = folder / "config.yaml"
+        config.write_text(
+            config.read_text() + "# copied\n"
+        )  # another file than the one that this process has made
+        self._deploy(folder)
+        copies = folder / "parts" / "base"
+        copies.mkdir(parents=True)
+        arrays = {"w": np.arange(6, dtype=np.float32).reshape(2, 3)}
+        (copies / "actor.safetensors").write_bytes(b"".join(tensor_blocks(arrays)))
+        section = {"type": "flow", "horizon": 4, "hidden": 8, "components": {}}
+        (copies / "policy.json").write_bytes(dump_json(section, indent=1))
+
+    def _deploy(self, folder: Path) -> None:
+        deployed = {"weights": str(folder / "weights" / "v00000001.json"), "expected_rate": 0.5}
+        state = {"deployed": deployed, "earlier": [deployed], "candidate": None, "outcomes": [True, False]}
+        (folder / "deployment.json").write_bytes(dump_json(state, indent=2))
+
+    def damage(self, folder: Path, data: st.DataObject) -> None:
+        self._deploy(folder)  # the sample is a copy, and a path outside it would be refused
+        copies = folder / "parts" / "base"
+        how = data.draw(st.sampled_from(["bytes", "deployment", "section", "tensors"]))
+        if how == "bytes":
+            names = ("deployment.json", "parts/base/policy.json", "parts/base/actor.safetensors")
+            path = folder / data.draw(st.sampled_from(names))
+            path.write_bytes(mutate_bytes(data, path.read_bytes()))
+        elif how == "tensors":
+            path = copies / "actor.safetensors"
+            path.write_bytes(damage_safetensors(path.read_bytes(), data))
+        else:
+            path, indent = (folder / "deployment.json", 2) if how == "deployment" else (copies / "policy.json", 1)
+            damage_json(path, data, indent=indent)
+
+    def read(self, folder: Path) -> None:
+        def deployed() -> None:
+            found = Deployment.load(RunFolder(folder, load(["peg-insertion"])))
+            for one in (found.deployed, *found.earlier):
+                assert one.weights.isprintable() and Path(one.weights).resolve().is_relative_to(folder.resolve())
+            found.observe(success=False)
+
+        def copied() -> None:
+            load_saved(folder, quiet=True)
+            assert ":" not in find_base({"run": ""}, copies=folder / "parts" / "base").section.type
+
+        in_turn(deployed, copied)
+
+
 FORMATS: dict[str, Format] = {
     one.name: one
     for one in (
@@ -614,5 +671,6 @@ FORMATS: dict[str, Format] = {
         ClassifierFolders(),
         Messages(),
         SharedMemory(),
+        PolicyFiles(),
     )
 }

@@ -18,6 +18,8 @@ from hypothesis import strategies as st
 
 from dovetail.core.errors import RobotError
 from dovetail.core.specs import ArraySpec, PolicySpec
+from dovetail.core.types import ActContext
+from dovetail.policies.openpi.context import context_from_wire, context_to_wire
 from dovetail.policies.openpi.keys import own_keys
 from dovetail.policies.openpi.packing import pack, unpack
 from dovetail.robots.drivers.remote.robot_side import wire
@@ -41,6 +43,8 @@ class OpenpiMessages(Format):
 
     def make(self, folder: Path) -> None:
         observation = {"joint_pos": np.arange(3, dtype=np.float32), "front": np.zeros((8, 8, 3), np.uint8)}
+        context = ActContext(deterministic=True, prefix=np.zeros((1, 4, 2), np.float32), delay=1, horizon=4)
+        observation |= context_to_wire(context, row=0)
         timing = {"server_timing": {"infer_ms": np.float32(1.5)}, "policy_version": 3}
         answer = {"actions": np.zeros((4, 2), np.float64), **timing}
         (folder / "observation").write_bytes(pack(observation))
@@ -66,6 +70,8 @@ class OpenpiMessages(Format):
                 for key, spec in self._SPEC.observation.items():
                     assert inputs[key].shape == spec.shape and inputs[key].dtype == spec.dtype
                     assert np.isfinite(inputs[key]).all()
+                context = context_from_wire(message, self._SPEC)
+                assert context is None or context.prefix is None or context.prefix.shape[::2] == (1, 2)
 
 
 def _as_json(value: Any) -> Any:

@@ -61,6 +61,7 @@ from dovetail.core.abilities.robots import (
 )
 from dovetail.core.abilities.settings import (
     ConfiguresDevice,
+    ConfiguresEmbedding,
     ConfiguresFrameRate,
     ConfiguresImages,
     ConfiguresImageSize,
@@ -101,6 +102,7 @@ __all__ = [
     "ChecksRobot",
     "Closes",
     "ConfiguresDevice",
+    "ConfiguresEmbedding",
     "ConfiguresFrameRate",
     "ConfiguresImageSize",
     "ConfiguresImages",

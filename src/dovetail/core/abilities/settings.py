@@ -7,6 +7,7 @@ from typing import Any, Protocol, runtime_checkable
 
 __all__ = [
     "ConfiguresDevice",
+    "ConfiguresEmbedding",
     "ConfiguresFrameRate",
     "ConfiguresImageSize",
     "ConfiguresImages",
@@ -145,6 +146,13 @@ class ConfiguresProposal(Protocol):
 
     base: Mapping[str, Any]
     proposal_steps: int
+
+
+@runtime_checkable
+class ConfiguresEmbedding(Protocol):
+    """A policy config whose policy also reads its base's embedding, of this many values."""
+
+    embedding_size: int
 
 
 @runtime_checkable

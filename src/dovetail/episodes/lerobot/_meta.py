@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from dovetail.core.disk import MAX_JSON_BYTES, MissingError, check_folder, parse_json, read_file
-from dovetail.core.errors import SpecMismatch, StoreError, UsageError
+from dovetail.core.errors import SpecMismatch, StoreError, UsageError, shown
 from dovetail.core.types import Purpose
 from dovetail.episodes.lerobot import _rows, _tables, _v21
 from dovetail.episodes.lerobot._checks import MAX_EPISODES, check_info, check_row, fill
@@ -107,7 +107,7 @@ class Meta:
             data = parse_json(read_file(path, max_bytes=MAX_JSON_BYTES))
             if data["schema"] != SCHEMA:
                 raise UsageError(
-                    f"{path} has schema {str(data['schema'])[:80]}, but this version of Dovetail reads {SCHEMA}"
+                    f"{path} has schema {shown(data['schema'])}, but this version of Dovetail reads {SCHEMA}"
                 )
             return Layout.from_json(data)
         except (AttributeError, ValueError, KeyError, TypeError, SpecMismatch) as error:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any
 
 import numpy as np
@@ -17,6 +17,7 @@ from dovetail.episodes.lerobot._layout import EXPOSED, STATE, Layout, exact_in_f
 __all__ = [
     "episode_facts",
     "features_of",
+    "imported",
     "imported_labels",
     "kept_arrays",
     "labels_facts",
@@ -161,6 +162,12 @@ def imported_labels(text: str, *, episode_id: str, rewards: Array, discounts: Ar
         )
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise StoreError(f"a label of the dataset is not valid: {' '.join(str(error).split())[:200]}") from error
+
+
+def imported(labels: Labels) -> Labels:
+    """The same for labels of a run from elsewhere."""
+    version = f"{labels.labeler} {labels.version}, priority {labels.priority}"[:200]
+    return replace(labels, labeler=IMPORTED, version=version, priority=0)
 
 
 def labels_facts(labels: Labels | None) -> str | None:

@@ -36,7 +36,7 @@ from dovetail.core.disk import (
     sha256,
     write_file,
 )
-from dovetail.core.errors import StoreError, UsageError
+from dovetail.core.errors import StoreError, UsageError, shown
 from dovetail.core.specs import ArraySpec, RobotSpec
 from dovetail.core.types import Array
 from dovetail.labels.learned.calibration import Calibration
@@ -144,7 +144,7 @@ def load_classifier(path: Path) -> Classifier:
         ) from error
     if data.get("schema") != SCHEMA:
         raise StoreError(
-            f"{name} has schema {data.get('schema')}, but this version reads {SCHEMA}. Train the classifier again."
+            f"{name} has schema {shown(data.get('schema'))}, but this version reads {SCHEMA}. Train the classifier again."
         )
     try:
         files = data["files"]

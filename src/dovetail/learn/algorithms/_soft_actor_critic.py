@@ -21,7 +21,7 @@ from dovetail.core.errors import UsageError
 from dovetail.core.types import Array, SampleRequest, View, Window
 from dovetail.learn.adam import Optimizers
 from dovetail.learn.algorithms._grasp_critic import GraspCritic
-from dovetail.learn.algorithms.settings import SACFamilyConfig, SoftConfig
+from dovetail.learn.algorithms.settings import CriticConfig, SACFamilyConfig, SoftConfig
 from dovetail.learn.batches import observations_of, only_driven_axes
 from dovetail.learn.cuda_graphs import CudaGraphs, Update, to_floats
 from dovetail.learn.data_parallel import DataParallel
@@ -63,11 +63,11 @@ class SoftActorCritic:
 
     def __init__(
         self,
-        config: SoftConfig,
+        config: CriticConfig,
         *,
         policy: TrainablePolicy,
         actor: Mapping[str, nn.Module],
-        target_entropy: float,
+        target_entropy: float = 0.0,
         seed: int,
         encoder: nn.ModuleDict | None = None,
         others: Mapping[str, nn.Module] | None = None,
@@ -89,8 +89,13 @@ class SoftActorCritic:
         self._critic = self._make_critic(num_actions, seed=seed)
         self._target = copy.deepcopy(self._critic).requires_grad_(False)
         self._modules: dict[str, nn.Module] = {"critic": self._critic, "target": self._target}
-        self._log_alpha = torch.tensor(float(np.log(config.temperature)), requires_grad=True, device=self._device)
-        self._target_entropy = target_entropy if config.target_entropy is None else config.target_entropy
+        temperature = (
+            config.temperature if isinstance(config, SoftConfig) else 1.0
+        )  # of an actor without entropy: unused
+        self._log_alpha = torch.tensor(float(np.log(temperature)), requires_grad=True, device=self._device)
+        self._target_entropy = target_entropy
+        if isinstance(config, SoftConfig) and config.target_entropy is not None:
+            self._target_entropy = config.target_entropy
         # an actor fits the encoder that it was trained with, so both are averaged
         published = {**actor, **(others or {}), **({} if encoder is None else {"encoder": encoder})}
         self._averaged = {n: copy.deepcopy(m).requires_grad_(False) for n, m in published.items()}
@@ -259,6 +264,8 @@ class SoftActorCritic:
 
 class SACFamily(SoftActorCritic):
     """Adds what sac, rlpd and sac_flow support beyond the papers: images, a discrete gripper, CUDA graphs, cloning."""
+
+    _config: SACFamilyConfig
 
     def __init__(
         self, config: SACFamilyConfig, *, policy: TrainablePolicy, target_entropy: float, seed: int

@@ -7,13 +7,13 @@ Three networks learn, each from the one before it:
                 to it, and so do actions of people, whose noise is unknown
     pi(w | s)   actor:                       minimizes alpha log pi(w | s) - Q_w(s, w)
 
-No gradient flows through the flow.
+No gradient flows through the flow. Updates call it: with a vision-language-action model, they need its time.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -24,9 +24,8 @@ from dovetail.learn.algorithms._soft_actor_critic import SoftActorCritic, prior_
 from dovetail.learn.algorithms.settings import DSRLConfig
 from dovetail.learn.batches import observations_of
 from dovetail.learn.cuda_graphs import to_floats
-from dovetail.policies.flows.steered_flow import SteeredFlow
 from dovetail.policies.random_draws import normal
-from dovetail.policies.trainable import TrainablePolicy
+from dovetail.policies.trainable import Steerable, TrainablePolicy
 
 __all__ = ["DSRL", "DSRLConfig"]
 
@@ -39,20 +38,20 @@ class DSRL(SoftActorCritic):
     _config: DSRLConfig
 
     def __init__(self, config: DSRLConfig, *, policy: TrainablePolicy, seed: int = 0) -> None:
-        if not isinstance(policy, SteeredFlow):
+        if not isinstance(policy, Steerable) or policy.steering is None:
             raise UsageError(
-                f"algorithm 'dsrl' trains policy 'steered', not '{policy.spec.name}'. Set policy.type=steered"
+                f"algorithm 'dsrl' needs a policy with a steering actor, and '{policy.spec.name}' has none. Set "
+                "policy.type=steered, or policy.steering={} for pi0, pi05, smolvla and diffusion"
             )
-        num_noise = policy.spec.horizon * policy.spec.action.shape[0]
+        self._flow, self._steering = policy, policy.steering
         super().__init__(
             config,
             policy=policy,
-            actor={"steering": policy.steering},
-            target_entropy=-0.5 * num_noise,
+            actor={"steering": self._steering},
+            target_entropy=-0.5 * policy.num_noise,
             seed=seed,
         )
-        self._flow = policy
-        self._noise_critic = self._make_critic(num_noise, seed=seed + 1)
+        self._noise_critic = self._make_critic(policy.num_noise, seed=seed + 1)
         self._modules["noise_critic"] = self._noise_critic
         self._optimizers.add("noise_critic", list(self._noise_critic.parameters()))
 
@@ -62,52 +61,52 @@ class DSRL(SoftActorCritic):
 
     def update(self, batch: Mapping[str, Tensor]) -> Mapping[str, float]:
         with torch.no_grad():  # the flow and its encoders are frozen
-            s, s_next = self._features(batch, "observation"), self._features(batch, "next")
+            (s, inputs), (s_next, inputs_next) = (self._inputs(batch, side) for side in ("observation", "next"))
         update_actor = self._actor_is_due()
         metrics: dict[str, Tensor | float] = {}
         metrics |= self._update_critic(
-            s, self._executed_actions(batch), batch["reward"], batch["discount"], s_next
+            s, self._executed_actions(batch), batch["reward"], batch["discount"], s_next, inputs_next
         )
-        metrics |= self._update_noise_critic(s)
+        metrics |= self._update_noise_critic(s, inputs)
         if update_actor:
             metrics |= self._update_actor(s)
         return to_floats(metrics)
 
     def _update_critic(
-        self, s: Tensor, a: Tensor, r: Tensor, discount: Tensor, s_next: Tensor
+        self, s: Tensor, a: Tensor, r: Tensor, discount: Tensor, s_next: Tensor, inputs_next: Any
     ) -> dict[str, Tensor]:
         with torch.no_grad():
-            w_next, log_pi_next = self._flow.sample_noise(s_next, generator=self._generator)
-            a_next = self._flow.chunks_from_noise(s_next, w_next).flatten(1)
+            w_next, log_pi_next = self._steering.sample(s_next, generator=self._generator)
+            a_next = self._flow.chunks_from_noise(inputs_next, w_next).flatten(1)
             q_next = self._min_target_q(s_next, a_next)
             if self._config.backup_entropy:
                 q_next = q_next - self._log_alpha.exp() * log_pi_next
             y = self._clip_target(r + discount * q_next)
         return self._step_critic(s, a, y)
 
-    def _update_noise_critic(self, s: Tensor) -> dict[str, Tensor]:
+    def _update_noise_critic(self, s: Tensor, inputs: Any) -> dict[str, Tensor]:
         with torch.no_grad():
-            w, _ = self._flow.sample_noise(s, generator=self._generator)
+            w, _ = self._steering.sample(s, generator=self._generator)
             # every second row has the flow's own noise N(0, I), so that Q_w stays right where the actor no longer goes
             prior_w = normal(w.shape, generator=self._generator, device=w.device)
             row = self._parallel.size * torch.arange(len(w), device=w.device) + self._parallel.rank
-            w = torch.where((row % 2 == 0).view(-1, *(1,) * (w.ndim - 1)), prior_w, w)
-            a = self._flow.chunks_from_noise(s, w).flatten(1)
+            w = torch.where((row % 2 == 0)[:, None], prior_w, w)
+            a = self._flow.chunks_from_noise(inputs, w).flatten(1)
             y = self._combine(self._critic(torch.cat((s, a), 1)))
-        _, loss = self._noise_critic.errors(torch.cat((s, w.flatten(1)), 1), y)
+        _, loss = self._noise_critic.errors(torch.cat((s, w), 1), y)
         self._optimizers.step(loss, "noise_critic")
         return {"noise_critic_loss": loss.detach() / self._config.num_critics}
 
     def _update_actor(self, s: Tensor) -> dict[str, Tensor | float]:
-        for steering in (self._flow.steering, self._averaged["steering"]):
+        for steering in (self._steering, self._averaged["steering"]):
             steering.get_buffer("engaged").fill_(1.0)  # until now, the policy drew the flow's own noise
         alpha = self._log_alpha.exp().detach()
-        w, log_pi = self._flow.sample_noise(s, generator=self._generator)
-        loss = (alpha * log_pi - self._actor_q(self._noise_critic, s, w.flatten(1))).mean()
+        w, log_pi = self._steering.sample(s, generator=self._generator)
+        loss = (alpha * log_pi - self._actor_q(self._noise_critic, s, w)).mean()
         return {**self._step_actor(loss), **self._step_temperature(alpha, log_pi)}
 
-    def _features(self, batch: Mapping[str, Tensor], name: str) -> Tensor:
+    def _inputs(self, batch: Mapping[str, Tensor], name: str) -> tuple[Tensor, Any]:
         observations = observations_of(batch, name)
         if self._policy.spec.prompted:
             observations["prompt"] = batch["prompt"]
-        return self._policy.features(observations)
+        return self._flow.steering_inputs(observations)

@@ -12,6 +12,7 @@ from dovetail.config.model import Config
 
 __all__ = [
     "ChunkDensity",
+    "CriticConfig",
     "DSRLConfig",
     "HGDAggerConfig",
     "HiORSConfig",
@@ -19,6 +20,7 @@ __all__ = [
     "PPOConfig",
     "RECAPConfig",
     "RLPDConfig",
+    "RLTConfig",
     "ResidualRLConfig",
     "SACConfig",
     "SACFamilyConfig",
@@ -30,7 +32,9 @@ __all__ = [
 ChunkDensity = Literal["mean", "joint"]
 
 
-class SoftConfig(Config):
+class CriticConfig(Config):
+    """What all algorithms with critics of replayed steps share."""
+
     BASIC: ClassVar[Collection[str]] = ("batch_size", "lr", "gamma")
     RENAMED: ClassVar[Mapping[str, str]] = {"credit_rescues": "count_rewards_after_takeover"}
 
@@ -46,7 +50,7 @@ class SoftConfig(Config):
     tau: float = Field(default=0.005, gt=0.0, le=1.0)
     """Share by which target networks move toward the critic in each update."""
     lr: float = Field(default=3e-4, gt=0.0)
-    """Learning rate of all networks and of the temperature."""
+    """Learning rate of all networks, and of a temperature."""
     num_critics: int = Field(default=2, ge=1)
     """Critics in the ensemble."""
     num_target_critics: int = Field(default=2, ge=1)
@@ -59,12 +63,6 @@ class SoftConfig(Config):
     """Critic updates before the first actor update, so that a cloned actor starts with a trained critic."""
     actor_q: Literal["mean", "min"] = "min"
     """How the actor's loss combines the critics."""
-    temperature: float = Field(default=0.02, gt=0.0)
-    """Initial temperature alpha."""
-    target_entropy: float | None = None
-    """Entropy at which the temperature keeps the policy. None: minus the number of action dimensions."""
-    backup_entropy: bool = False
-    """Add the entropy term to the critic's target."""
     target_range: tuple[float, float] | None = None
     """Range of possible returns, to which targets are clipped: [0, 1] for a sparse reward. None: no clipping."""
     actor_average: float = Field(default=0.995, ge=0.0, lt=1.0)
@@ -79,6 +77,17 @@ class SoftConfig(Config):
                 f"num_target_critics ({self.num_target_critics}) exceeds num_critics ({self.num_critics})"
             )
         return self
+
+
+class SoftConfig(CriticConfig):
+    """What soft actor-critics add: a temperature that keeps the actor's entropy."""
+
+    temperature: float = Field(default=0.02, gt=0.0)
+    """Initial temperature alpha."""
+    target_entropy: float | None = None
+    """Entropy at which the temperature keeps the policy. None: minus the number of action dimensions."""
+    backup_entropy: bool = False
+    """Add the entropy term to the critic's target."""
 
 
 class SACFamilyConfig(SoftConfig):
@@ -161,6 +170,22 @@ class ResidualRLConfig(RLPDConfig):
         if self.prior_fraction + self.success_fraction > 1.0:
             raise ValueError("prior_fraction and success_fraction exceed 1 together")
         return self
+
+
+class RLTConfig(CriticConfig):
+    BASIC: ClassVar[Collection[str]] = ("batch_size", "lr", "gamma", "beta")
+
+    prior_fraction: float = Field(default=0.5, ge=0.0, le=1.0)
+    """Share of each batch drawn from demonstrations and interventions."""
+    token_updates: int = Field(default=2000, ge=0)
+    """First updates, in which only the token learns, from demonstrations. Then it is frozen. Let learner.warmup_updates
+    include them."""
+    base_updates: int = Field(default=1000, ge=0)
+    """Updates after these in which the base acts alone. The critic learns from its episodes, and the actor only imitates."""
+    beta: float = Field(default=0.3, ge=0.0)
+    """Weight of the actor's distance to the proposal, or to what a person did."""
+    dropped_share: float = Field(default=0.5, ge=0.0, lt=1.0)
+    """Share of the rows in which the actor's update sees zeros instead of the proposal, so that it does not only copy it."""
 
 
 class PPOConfig(Config):

@@ -109,6 +109,18 @@ class Flow(NetworkPolicy):
             parts.append(torch.stack((indicator > 0, indicator < 0), dim=1).to(parts[0].dtype))
         return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
 
+    # ---- HasEmbeddings: the features of the flow are its only embedding
+
+    @property
+    def embedding_width(self) -> int:
+        return self.num_features
+
+    def embeddings(self, observations: Mapping[str, Array]) -> tuple[Tensor, Tensor]:
+        features = self.features(self._tensors(observations))
+        return features[:, None], torch.ones(len(features), 1, dtype=torch.bool, device=features.device)
+
+    # ----
+
     def sample(self, features: Tensor, *, generator: Generator | None) -> tuple[Tensor, Tensor]:
         raise UsageError(
             f"policy '{self.name}' cannot compute the density of its actions, which this algorithm needs. Train it with "

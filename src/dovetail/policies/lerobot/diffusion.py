@@ -8,6 +8,7 @@ from typing import ClassVar
 import torch
 from torch import Generator, Tensor, nn
 
+from dovetail.core.errors import UsageError
 from dovetail.core.specs import RobotSpec
 from dovetail.core.types import ActContext, ActionChunk, Array
 from dovetail.policies.flows.guidance import Committed, committed_actions, guided_velocity
@@ -19,6 +20,7 @@ from dovetail.policies.lerobot.settings import DiffusionConfig
 from dovetail.policies.lerobot.unet import ConditionalUnet, KeypointEncoder
 from dovetail.policies.networks import masked_mse, repeat_last_action
 from dovetail.policies.random_draws import integers, normal, seeded_generator
+from dovetail.policies.steering import SteeringActor
 
 __all__ = ["Diffusion", "DiffusionConfig"]
 
@@ -70,6 +72,25 @@ class Diffusion(LeRobotPolicy):
             clip=network.clip_sample,
         )
         self._start_from_checkpoint()
+        self.steering = self._make_steering(seed)  # no folder has one
+
+    def _make_steering(self, seed: int) -> SteeringActor | None:
+        config = self._config.steering
+        if config is None:
+            return None
+        if self._noise_schedule.is_stochastic:
+            raise UsageError(
+                "policy.steering chooses the noise at the start, but this diffusion adds more in each step. Set "
+                "policy.scheduler=ddim"
+            )
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            return SteeringActor(
+                num_features=self.num_features,
+                num_noise=self.num_noise,
+                hidden=config.hidden,
+                max_noise=config.max_noise,
+            )
 
     # ---- Policy: numpy in, numpy out
 
@@ -92,7 +113,12 @@ class Diffusion(LeRobotPolicy):
 
     @property
     def components(self) -> Mapping[str, nn.Module]:
-        return {"actor": self._actor} | ({"encoder": self._encoder} if len(self._encoder) else {})
+        found: dict[str, nn.Module] = {"actor": self._actor}
+        if len(self._encoder):
+            found["encoder"] = self._encoder
+        if self.steering is not None:
+            found["steering"] = self.steering
+        return found
 
     @property
     def num_features(self) -> int:
@@ -140,6 +166,33 @@ class Diffusion(LeRobotPolicy):
         predicted = self._actor(schedule.add_noise(actions, noise, levels), levels, features)
         return masked_mse(predicted, schedule.target(actions, noise), mask)
 
+    # ---- Steerable
+
+    steering: SteeringActor | None = None
+
+    @property
+    def num_noise(self) -> int:
+        num_steps, num_actions = self._trajectory
+        return num_actions * (
+            1 if self._config.steering is not None and self._config.steering.repeat else num_steps
+        )
+
+    def steering_inputs(self, observations: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+        features = self.features(observations)
+        return features, features
+
+    def chunks_from_noise(self, inputs: Tensor, noise: Tensor) -> Tensor:
+        with torch.no_grad():
+            x = self._whole_noise(noise)
+            for level in self._noise_schedule.levels:
+                x = self._noise_schedule.step(self._clean(x, level, inputs, None), x, level, None)
+        return x[:, self._num_past :]
+
+    def _whole_noise(self, noise: Tensor) -> Tensor:
+        """Noise [B, N] of the steering actor as that of a trajectory, [B, T, A]."""
+        num_steps, num_actions = self._trajectory
+        return noise.view(len(noise), -1, num_actions).expand(-1, num_steps, -1)
+
     # ---- from noise to actions
 
     def _denoise(self, features: Tensor, context: ActContext, committed: Committed | None) -> Tensor:
@@ -155,6 +208,12 @@ class Diffusion(LeRobotPolicy):
             return drawn.expand(len(features), -1, -1)
 
         x = noise()
+        if self.steering is not None and self.steering.engaged:
+            x = self._whole_noise(
+                self.steering.most_likely(features)
+                if context.deterministic
+                else self.steering.sample(features, generator=seeded_generator(context.seed))[0]
+            )
         for level in schedule.levels:
             clean = self._clean(x, level, features, committed)
             x = schedule.step(clean, x, level, noise() if schedule.is_stochastic else None)

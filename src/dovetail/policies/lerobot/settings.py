@@ -8,7 +8,7 @@ from typing import ClassVar, Literal, Self
 from pydantic import Field, model_validator
 
 from dovetail.policies.components import NetworkPolicyConfig
-from dovetail.policies.settings import GuidanceConfig
+from dovetail.policies.settings import GuidanceConfig, SteeringConfig
 
 __all__ = ["ActConfig", "DiffusionConfig", "LeRobotPolicyConfig"]
 
@@ -135,6 +135,9 @@ class DiffusionConfig(LeRobotPolicyConfig):
 
     horizon: int = Field(default=16, ge=1)
     """Number of actions in a chunk."""
+    steering: SteeringConfig | None = None
+    """An actor that chooses the initial noise, for algorithm `dsrl` with `scheduler=ddim`; `{}` has the defaults. Null:
+    none."""
     num_observations: int = Field(default=2, ge=1)
     """Number of policy steps of history, including the current one."""
     channels: tuple[int, ...] = Field(default=(512, 1024, 2048), min_length=1)

@@ -91,6 +91,7 @@ class ActingVla:
         state = setup.state_axes.read(observations)
         num_rows = len(state)
         inputs = self._inputs(observations, state, self._noise(num_rows, context))
+        inputs = self._steered(inputs, context)
         normalized = self._sampler(inputs, self._commitment(state, context)).cpu().numpy()
         size = setup.action.size
         actions = setup.action_axes.to_robot(setup.action.revert(normalized[..., :size]), state)
@@ -253,6 +254,10 @@ class ActingVla:
         if generator is None or self._config.deterministic_noise == "fixed":
             generator = seeded_generator(_FIXED_SEED)
         return normal((1, *shape), generator=generator, device=self._device).expand(num_rows, -1, -1)
+
+    def _steered(self, inputs: Inputs, context: ActContext) -> Inputs:
+        """The inputs with the noise that the chunk shall start from."""
+        return inputs
 
     def _commitment(self, state: Array, context: ActContext) -> Commitment | None:
         """The committed actions in the network's space. Padded axes and unknown actions have weight 0."""

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from dovetail.core.types import Array
 from dovetail.policies.vla.layer_runner import LayerRunner
+from dovetail.policies.vla.transformers import masked_mean
 
 __all__ = ["Export", "Family", "FlowNetwork", "Format", "Layout", "NetworkPart", "PrepareImages", "Sizes"]
 
@@ -97,10 +98,15 @@ class FlowNetwork(ABC, nn.Module):
         vision tower made of them, [B, C, T, W]."""
 
     @abstractmethod
-    def summary(
+    def prefix_and_embeddings(
         self, images: Tensor, camera_mask: Tensor, tokens: Tensor, token_mask: Tensor, state: Tensor
-    ) -> Tensor:
-        """What the text model knows of images and prompt, [B, W]: the mean over tokens before its last layer."""
+    ) -> tuple[Any, Tensor, Tensor]:
+        """The prefix, what the text model knows of images and prompt, which are its tokens before the last layer [B, P, W],
+        and their mask [B, P]. Of the last layer, only keys and values are ever computed."""
+
+    def summary(self, *inputs: Tensor) -> Tensor:
+        """The mean of the embeddings, [B, W]. `inputs` are those of `prefix`."""
+        return masked_mean(*self.prefix_and_embeddings(*inputs)[1:])
 
     @abstractmethod
     def velocity(self, x: Tensor, time: Tensor, prefix: Any) -> Tensor:

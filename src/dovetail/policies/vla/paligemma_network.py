@@ -30,7 +30,6 @@ from dovetail.policies.vla.transformers import (
     aligned,
     attend,
     insert,
-    masked_mean,
     rotation,
     self_attention_layer,
 )
@@ -68,10 +67,15 @@ class PaliGemmaNetwork(FlowNetwork):
     def prefix(
         self, images: Tensor, camera_mask: Tensor, tokens: Tensor, token_mask: Tensor, state: Tensor
     ) -> Prefix:
+        return self.prefix_and_embeddings(images, camera_mask, tokens, token_mask, state)[0]
+
+    def prefix_and_embeddings(
+        self, images: Tensor, camera_mask: Tensor, tokens: Tensor, token_mask: Tensor, state: Tensor
+    ) -> tuple[Prefix, Tensor, Tensor]:
         x, mask = self._embed(images, camera_mask, tokens, token_mask)
         bias = _bias(mask)
         head_size = self.sizes.text.head_size
-        keys_values, _ = self._read(x, mask, bias)
+        keys_values, x = self._read(x, mask, bias)
         num_valid = mask.sum(1, keepdim=True)
         keys, values = self._extended(keys_values, state, bias, num_valid)
         horizon = self.sizes.horizon
@@ -79,13 +83,7 @@ class PaliGemmaNetwork(FlowNetwork):
         bias = functional.pad(bias, (0, self.num_state_tokens + horizon))
         num_keys = bias.shape[-1]
         bias = functional.pad(bias, (0, aligned(num_keys) - num_keys), value=-math.inf)
-        return Prefix(keys, values, bias, rotation(positions, head_size=head_size), num_keys)
-
-    def summary(
-        self, images: Tensor, camera_mask: Tensor, tokens: Tensor, token_mask: Tensor, state: Tensor
-    ) -> Tensor:
-        x, mask = self._embed(images, camera_mask, tokens, token_mask)
-        return masked_mean(self._read(x, mask, _bias(mask))[1], mask)
+        return Prefix(keys, values, bias, rotation(positions, head_size=head_size), num_keys), x, mask
 
     def velocity(self, x: Tensor, time: Tensor, prefix: Prefix) -> Tensor:
         """Without gradients, the action tokens' keys and values are written behind those of the prefix, in place."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -12,13 +12,16 @@ import numpy as np
 import torch
 from tensordict import TensorDict
 from torch import Generator, Tensor, nn
+from torch.nn import functional
 
 from dovetail.core.errors import UsageError
 from dovetail.core.images import resize_images
 from dovetail.core.specs import ArraySpec
-from dovetail.core.types import Array, WeightSnapshot
+from dovetail.core.types import ActContext, Array, WeightSnapshot
 from dovetail.policies.arrays import to_numpy
 from dovetail.policies.components import NORMALIZER
+from dovetail.policies.random_draws import seeded_generator
+from dovetail.policies.steering import SteeringActor
 from dovetail.policies.vla.acting import ActingVla
 from dovetail.policies.vla.checkpoints.adapters import write_adapter
 from dovetail.policies.vla.checkpoints.lerobot_writer import write_lerobot
@@ -28,9 +31,11 @@ from dovetail.policies.vla.lora import Lora
 from dovetail.policies.vla.sampler import Inputs
 from dovetail.policies.vla.trained_weights import TrainedWeights
 from dovetail.policies.vla.training import flow_matching_loss
+from dovetail.policies.vla.transformers import masked_mean
 
 __all__ = ["VlaPolicy"]
 
+STEERING = "steering"  # the component that chooses the noise
 _ACTIONS = "action"  # among the columns of the demonstrations
 
 
@@ -62,7 +67,8 @@ class VlaPolicy(ActingVla):
 
     @cached_property
     def _trained(self) -> TrainedWeights:
-        return TrainedWeights(self.network, self._setup.checkpoint, self._config, seed=self._seed)
+        added = {} if self.steering is None else {STEERING: self.steering}
+        return TrainedWeights(self.network, self._setup.checkpoint, self._config, seed=self._seed, added=added)
 
     @property
     def device(self) -> torch.device:
@@ -74,6 +80,8 @@ class VlaPolicy(ActingVla):
             self.network.to(device)
             self.__dict__.pop("_sampler", None)
         self.__dict__["_device"] = device
+        if self.steering is not None:
+            self.steering.to(device)
         return self
 
     # ---- observations and actions
@@ -98,9 +106,24 @@ class VlaPolicy(ActingVla):
 
     def flat_features(self, features: Any) -> Tensor:
         """What the text model knows of images and prompt, and the state: [B, num_features], without gradients."""
-        inputs = self._network_inputs(features)[:-1]
+        return self._flat(self._network_inputs(features))
+
+    def _flat(self, inputs: Inputs) -> Tensor:
         with torch.no_grad():
-            return torch.cat((self.network.summary(*inputs).float(), inputs[-1]), dim=1)
+            return torch.cat((self.network.summary(*inputs[:-1]).float(), inputs.state), dim=1)
+
+    @property
+    def embedding_width(self) -> int:
+        """See HasEmbeddings."""
+        width: int = self._setup.checkpoint.layout.sizes.text.width
+        return width
+
+    def embeddings(self, observations: Mapping[str, Array]) -> tuple[Tensor, Tensor]:
+        state = self._setup.state_axes.read(observations)
+        inputs = self._inputs(observations, state, torch.empty(len(state), 0, device=self._device))
+        with torch.inference_mode(False), torch.no_grad():
+            _, found, mask = self.network.prefix_and_embeddings(*inputs[:-1])
+        return found, mask
 
     def normalize_actions(self, actions: Tensor, observations: Mapping[str, Tensor] | None = None) -> Tensor:
         """Chunks [B, H, A] in the checkpoint's order, with NaN behind a shorter chunk."""
@@ -135,6 +158,56 @@ class VlaPolicy(ActingVla):
         sizes = self._setup.checkpoint.sizes
         noise = torch.zeros((len(features), sizes.horizon, sizes.action_size), device=features.device)
         return Inputs(**{**{name: features[name] for name in Inputs._fields}, "noise": noise})
+
+    # ---- Steerable
+
+    @cached_property
+    def steering(self) -> SteeringActor | None:
+        config = self._config.steering
+        if config is None:
+            return None
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(self._seed)
+            actor = SteeringActor(
+                num_features=self.num_features,
+                num_noise=self.num_noise,
+                hidden=config.hidden,
+                max_noise=config.max_noise,
+            )
+        return actor.to(self._device)
+
+    @property
+    def num_noise(self) -> int:
+        """Padded axes have no noise."""
+        repeats = self._config.steering is not None and self._config.steering.repeat
+        return self._setup.action.size * (1 if repeats else self._setup.checkpoint.sizes.horizon)
+
+    def steering_inputs(self, observations: Mapping[str, Tensor]) -> tuple[Tensor, Any]:
+        inputs = self._network_inputs(self.features(observations))
+        with torch.inference_mode(False), torch.no_grad():
+            prefix, *embeddings = self.network.prefix_and_embeddings(*inputs[:-1])
+            return torch.cat((masked_mean(*embeddings), inputs.state), dim=1), prefix
+
+    def chunks_from_noise(self, inputs: Any, noise: Tensor) -> Tensor:
+        return self._sampler.from_prefix(inputs, self._whole_noise(noise))[..., : self._setup.action.size]
+
+    def _steered(self, inputs: Inputs, context: ActContext) -> Inputs:
+        steering = self.steering
+        if steering is None or not steering.engaged:
+            return inputs
+        with torch.inference_mode(False), torch.no_grad():
+            s = self._flat(inputs)
+            if context.deterministic:
+                noise = steering.most_likely(s)
+            else:
+                noise, _ = steering.sample(s, generator=seeded_generator(context.seed))
+        return inputs._replace(noise=self._whole_noise(noise))
+
+    def _whole_noise(self, noise: Tensor) -> Tensor:
+        """Noise [B, N] of the actor as the network's, [B, H, A]: padded axes are 0."""
+        sizes, size = self._setup.checkpoint.sizes, self._setup.action.size
+        whole = noise.view(len(noise), -1, size).expand(-1, sizes.horizon, -1)
+        return functional.pad(whole, (0, sizes.action_size - size))
 
     # ---- folders for others
 
@@ -209,13 +282,31 @@ class VlaPolicy(ActingVla):
         setup = self._setup
         return {**self._trained.arrays(components), NORMALIZER: to_arrays(setup.state, setup.action)}
 
+    def component_arrays(self, name: str) -> Mapping[str, Array]:
+        """The arrays of one component. What is not trained is only a hash: it stays in the checkpoint's folder."""
+        return self.weights()[name]
+
     def load(self, snapshot: WeightSnapshot) -> None:
+        self._check_snapshot(snapshot)
+        self._use_statistics(snapshot.components[NORMALIZER])
+        self._trained.load(snapshot.components)
+        self._version = snapshot.version
+
+    def stage(self, snapshot: WeightSnapshot) -> Callable[[], None]:
+        """See StagesWeights. Weights keep their addresses on a GPU, so CUDA graphs stay valid. With LoRA, a graph computes
+        the sums of weights and updates itself."""
+        self._check_snapshot(snapshot)
+        use_weights = self._trained.stage(snapshot.components, self._device)
+
+        def use() -> None:
+            use_weights()
+            self._use_statistics(snapshot.components[NORMALIZER])
+            self._version = snapshot.version
+
+        return use
+
+    def _check_snapshot(self, snapshot: WeightSnapshot) -> None:
         misfit = f"weights version {snapshot.version} do not fit policy '{self.family.name}': "
         if NORMALIZER not in snapshot.components:
             raise UsageError(f"{misfit}they have no statistics")
         self._trained.check(snapshot.components, misfit=misfit)
-        self._use_statistics(snapshot.components[NORMALIZER])
-        self._trained.load(snapshot.components)
-        if self._trained.lora is not None and "_sampler" in self.__dict__ and self._device.type == "cuda":
-            del self.__dict__["_sampler"]  # a CUDA graph has the old sums
-        self._version = snapshot.version

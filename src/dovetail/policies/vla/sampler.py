@@ -93,11 +93,24 @@ class Sampler:
                 self._graphs[key] = _Graph(self._sample, inputs, commitment)
             return self._graphs[key](inputs, commitment)
 
+    def from_prefix(self, prefix: Any, noise: Tensor) -> Tensor:
+        """Chunks from noise [B, H, A] and what `FlowNetwork.prefix` made of their inputs. Always eager."""
+        with torch.inference_mode(False), torch.no_grad():
+            x, embedded = noise, self._embedded_times(noise.device)
+            for step in range(self._num_steps):
+                x = x - self._network.velocity(x, embedded[step : step + 1], prefix) / self._num_steps
+            return x
+
+    def _embedded_times(self, device: torch.device) -> Tensor:
+        num = self._num_steps
+        # 1 is noise; rounded once, as LeRobot does it
+        return self._network.embed_times(
+            (1.0 - torch.arange(num, dtype=torch.float64, device=device) / num).float()
+        )
+
     def _sample(self, inputs: Inputs, commitment: Commitment | None) -> Tensor:
         num, x = self._num_steps, inputs.noise
-        # 1 is noise; rounded once, as LeRobot does it
-        times = (1.0 - torch.arange(num, dtype=torch.float64, device=x.device) / num).float()
-        embedded = self._network.embed_times(times)
+        embedded = self._embedded_times(x.device)
         whole = self._parts.sample
         if whole is not None and commitment is None and x.shape[0] * x.shape[1] <= FEW_TOKENS:
             return whole(inputs, embedded)

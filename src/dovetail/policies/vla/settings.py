@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 
 from dovetail.config.model import Config
 from dovetail.policies.components import ComponentConfig, NetworkPolicyConfig, TorchPolicyConfig
-from dovetail.policies.settings import GuidanceConfig
+from dovetail.policies.settings import GuidanceConfig, SteeringConfig
 
 __all__ = [
     "MODEL",
@@ -28,8 +28,8 @@ MODEL = "model"  # the component with the weights of a user's model
 class NewModelConfig(Config):
     """A small model with random weights, for `policy.new`."""
 
-    size: Literal["tiny"] = "tiny"
-    """About 1 million weights, images of 64 x 64 pixels."""
+    size: Literal["tiny", "small"] = "tiny"
+    """`tiny`: about 1 million weights, for two cores. `small`: about 20 million, for a GPU. Images of 64 x 64 pixels."""
     horizon: int = Field(default=8, ge=1, le=200)
     """Number of actions in a chunk."""
     seed: int = Field(default=0, ge=0)
@@ -81,6 +81,8 @@ class VlaConfig(TorchPolicyConfig):
     """Store what a frozen vision tower makes of each image in the replay, so that no image is encoded twice."""
     lora: LoraConfig = Field(default_factory=LoraConfig)
     """Adapters, with `train=lora`."""
+    steering: SteeringConfig | None = None
+    """An actor that chooses the initial noise, for algorithm `dsrl`; `{}` has the defaults. Null: none."""
     fit_stats: bool = False
     """Compute the statistics of states and actions from the run's demonstrations, for a robot that the checkpoint does not
     know. False: those of the checkpoint or of `stats`."""

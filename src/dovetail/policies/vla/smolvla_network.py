@@ -34,7 +34,6 @@ from dovetail.policies.vla.transformers import (
     aligned,
     attend,
     insert,
-    masked_mean,
     rotation,
     self_attention_layer,
     with_room,
@@ -81,14 +80,14 @@ class SmolVLANetwork(FlowNetwork):
         """Read images [B, C, 3, S, S] in [-1, 1], prompt tokens [B, L] and the normalized state [B, state_size].
 
         The masks [B, C] and [B, L] are false for absent cameras and for padding."""
-        x, mask = self._embed(images, camera_mask, tokens, token_mask, state)
-        return self._for_actions(self._read(x, mask)[0], mask)
+        return self.prefix_and_embeddings(images, camera_mask, tokens, token_mask, state)[0]
 
-    def summary(
+    def prefix_and_embeddings(
         self, images: Tensor, camera_mask: Tensor, tokens: Tensor, token_mask: Tensor, state: Tensor
-    ) -> Tensor:
+    ) -> tuple[SmolVLAPrefix, Tensor, Tensor]:
         x, mask = self._embed(images, camera_mask, tokens, token_mask, state)
-        return masked_mean(self._read(x, mask)[1], mask)
+        keys_values, x = self._read(x, mask)
+        return self._for_actions(keys_values, mask), x, mask
 
     def velocity(self, x: Tensor, time: Tensor, prefix: SmolVLAPrefix) -> Tensor:
         """The velocity, float32, of noisy actions x [B, H, A]. `time` [B or 1, W] comes from `embed_times`.

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
+import torch
 from torch import nn
 
 from dovetail.core.bfloat16 import all_finite
 from dovetail.core.errors import StoreError, UsageError
 from dovetail.core.frozen_base import base_reference, check_base, referenced_base
 from dovetail.core.types import Array
-from dovetail.policies.arrays import fill_module, to_numpy
+from dovetail.policies.arrays import fill_module, stage_module, to_numpy
 from dovetail.policies.vla.checkpoints.checkpoint import Checkpoint
 from dovetail.policies.vla.family import FlowNetwork, NetworkPart
 from dovetail.policies.vla.lora import Lora
@@ -26,7 +27,16 @@ BASE = "base"  # stands for all published weights, if only adapters are trained
 class TrainedWeights:
     """`components` are the networks that a learner sees. With LoRA, that is one component, and the base is frozen."""
 
-    def __init__(self, network: FlowNetwork, checkpoint: Checkpoint, config: VlaConfig, *, seed: int) -> None:
+    def __init__(
+        self,
+        network: FlowNetwork,
+        checkpoint: Checkpoint,
+        config: VlaConfig,
+        *,
+        seed: int,
+        added: Mapping[str, nn.Module],
+    ) -> None:
+        """`added` are networks beside the published one, which are always trained."""
         self._checkpoint = checkpoint
         self._digest = ""
         self.lora: Lora | None = None
@@ -52,6 +62,7 @@ class TrainedWeights:
             # a module's name has no dots
             updates = {name.replace(".", "/"): update for name, update in self.lora.updates.items()}
             self.components = {LORA: NetworkPart(updates, network.run_layer)}
+        self.components |= added
 
     def let_learn(self) -> None:
         """Gradients for what is trained. Acting alone needs none."""
@@ -97,6 +108,20 @@ class TrainedWeights:
         for name, module in self.components.items():
             if name not in self.frozen:
                 fill_module(module, components[name])
+
+    def stage(self, components: Mapping[str, Mapping[str, Array]], device: torch.device) -> Callable[[], None]:
+        """After `check`: copy what is trained to the device. The result puts it into use. See `stage_module`."""
+        uses = [
+            stage_module(module, components[name], device)
+            for name, module in self.components.items()
+            if name not in self.frozen
+        ]
+
+        def use() -> None:
+            for use_component in uses:
+                use_component()
+
+        return use
 
 
 def _check_fit(arrays: Mapping[str, Array], module: nn.Module, component: str, *, misfit: str) -> None:

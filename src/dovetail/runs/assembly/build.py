@@ -57,6 +57,7 @@ from dovetail.runs.assembly.policy_components import (
     build_acting_policy,
     build_policy,
     check_device,
+    embedding_size,
     proposal_steps,
 )
 from dovetail.runs.assembly.policy_rate import policy_robot
@@ -377,6 +378,7 @@ def build_assembly(
         operator=config.operator,
         early_devices=early_devices,
         proposal_steps=proposal_steps(config.policy),
+        embedding_size=embedding_size(config.policy),
     )
     encode_prompt(workcell.task.prompt)  # raises if it is too long
     link = live(workcell.robot.spec) if live is not None else None

@@ -12,7 +12,7 @@ from typing import Any, Protocol, cast, runtime_checkable
 
 from dovetail.config.policy_server import LearningServerConfig
 from dovetail.config.schema import PluginSection
-from dovetail.core.abilities import ConfiguresDevice, ConfiguresProposal, MovesToDevice
+from dovetail.core.abilities import ConfiguresDevice, ConfiguresEmbedding, ConfiguresProposal, MovesToDevice
 from dovetail.core.bfloat16 import BFLOAT16, from_bfloat16
 from dovetail.core.contracts import Policy
 from dovetail.core.disk import read_file, write_atomic
@@ -25,7 +25,7 @@ from dovetail.core.types import Array, WeightSnapshot
 from dovetail.policies.components import NetworkPolicyConfig
 from dovetail.policies.remote.trained import TrainedRemotePolicy
 from dovetail.policies.vla.settings import MODEL, UserModelConfig, VlaConfig
-from dovetail.runs.assembly.base_policy import BASE, HasBase, build_base, save_base
+from dovetail.runs.assembly.base_policy import BASE, BaseSource, HasBase, find_base, save_base
 from dovetail.runs.component_folder import COMPONENTS
 from dovetail.weights.store import DiskWeightStore
 
@@ -34,6 +34,7 @@ __all__ = [
     "build_policy",
     "check_device",
     "check_size",
+    "embedding_size",
     "proposal_steps",
     "read_component",
     "save_components",
@@ -134,16 +135,23 @@ def check_size(
     # code of the user, which need not work without memory, or a published folder, which decides its sizes itself
     if isinstance(section.config, UserModelConfig | VlaConfig):
         return
+    if (base := _base_source(section, components)) is not None:  # first, because it is built below
+        weights = base.weights or WeightSnapshot(version=0, components={}, hashes={})
+        arm = without_proposal(robot)
+        check_size(base.section, robot=arm, snapshot=weights, components=base.components)
     handle = _base_handle(section, robot, 0, components)
     with torch.device("meta"):  # shapes only
         policy = section.build(robot=robot, seed=0, **handle)
     if not isinstance(policy, HasTorchComponents):
         return
     needed = sum(p.numel() * p.element_size() for part in policy.components.values() for p in part.parameters())
-    stored = sum(array.nbytes for arrays in snapshot.components.values() for array in arrays.values())
-    for name in snapshot.components:  # frozen ones are in a file of the run
-        if components is not None and (copy := _copy_path(components, name)).is_file():
-            stored += copy.stat().st_size
+    sizes = {name: sum(array.nbytes for array in arrays.values()) for name, arrays in snapshot.components.items()}
+    for copy in (
+        components.glob("*.safetensors") if components is not None else ()
+    ):  # frozen ones are in a file of the run
+        if copy.stem in sizes or not snapshot.components:
+            sizes[copy.stem] = max(sizes.get(copy.stem, 0), copy.stat().st_size)
+    stored = sum(sizes.values())
     if needed > 2 * stored + _MAX_EXTRA_BYTES:
         raise StoreError(
             f"policy '{section.type}' has {needed >> 20} MB of parameters, but its weights have {stored >> 20} MB: the "
@@ -156,19 +164,28 @@ def proposal_steps(section: PluginSection) -> int:
     return section.config.proposal_steps if isinstance(section.config, ConfiguresProposal) else 0
 
 
+def embedding_size(section: PluginSection) -> int:
+    """Values of a base policy's embedding in each observation; 0 if the policy reads none."""
+    return section.config.embedding_size if isinstance(section.config, ConfiguresEmbedding) else 0
+
+
 def _base_handle(
     section: PluginSection, robot: RobotSpec, seed: int, components: Path | None
 ) -> dict[str, Policy]:
     """The base policy that the policy corrects, if its config has one."""
-    if not isinstance(section.config, ConfiguresProposal):
+    base = _base_source(section, components)
+    if base is None:
         return {}
-    copies = None if components is None else components / BASE
-    arm = without_proposal(robot)
+    policy = build_policy(base.section, robot=without_proposal(robot), seed=seed, components=base.components)
+    if base.weights is not None:
+        policy.load(base.weights)
+    return {"base": policy}
 
-    def build(base: PluginSection, folder: Path | None) -> Policy:
-        return build_policy(base, robot=arm, seed=seed, components=folder)
 
-    return {"base": build_base(section.config.base, copies=copies, build=build)}
+def _base_source(section: PluginSection, components: Path | None) -> BaseSource | None:
+    if not isinstance(section.config, ConfiguresProposal):
+        return None
+    return find_base(section.config.base, copies=None if components is None else components / BASE)
 
 
 def save_components(policy: object, folder: Path) -> None:

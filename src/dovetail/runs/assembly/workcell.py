@@ -198,9 +198,10 @@ def build_workcell(
     operator: PluginSection | None = None,
     early_devices: StopDevices | None = None,
     proposal_steps: int = 0,
+    embedding_size: int = 0,
 ) -> Workcell:
-    """Build robot, cameras and task, and check that they fit. `name` and `proposal_steps`: see SafeRobot. `operator` decides
-    what is recorded.
+    """Build robot, cameras and task, and check that they fit. `name`, `proposal_steps` and `embedding_size`: see SafeRobot.
+    `operator` decides what is recorded.
     The operator uses its `early_devices`; the workcell closes them."""
     raw, job = build_driver(task=task, robot=robot, cameras=cameras)
     clock: Clock
@@ -210,7 +211,7 @@ def build_workcell(
         clock = simulated
     else:
         clock = RealClock()
-    safe = SafeRobot(raw, safety, clock, name=name, proposal_steps=proposal_steps)
+    safe = SafeRobot(raw, safety, clock, name=name, proposal_steps=proposal_steps, embedding_size=embedding_size)
     match(safe.spec, task=job.spec)
     if isinstance(job, PlansReset):
         job.reset_steps(safe.spec, rng=np.random.default_rng(0))  # refuses a robot that cannot execute them

@@ -43,6 +43,7 @@ from dovetail.runtime.onpolicy.world_processes import (
     build_worlds,
     divide,
 )
+from dovetail.runtime.onpolicy.worlds import check_worlds
 
 __all__ = ["ProcessCollector", "build_collector", "collector_settings"]
 
@@ -84,6 +85,7 @@ def collector_settings(
 def build_collector(settings: Mapping[str, Any], worlds: Mapping[str, Array]) -> Collector:
     """A collector in this process. `worlds` is the saved state of the worlds, empty for new ones."""
     seed, rollouts = settings["seed"], RolloutSettings(**settings["rollouts"])
+    check_worlds(worlds, num_worlds=rollouts.num_envs)
     num_processes = min(rollouts.num_processes, rollouts.num_envs)
     workcells = build_workcells(settings, rollouts.num_envs if num_processes == 1 else 1)
     policy = cast(

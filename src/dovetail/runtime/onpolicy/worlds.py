@@ -15,7 +15,7 @@ from types import MappingProxyType
 import numpy as np
 
 from dovetail.core.clock import NS_PER_S, SimulatedClock
-from dovetail.core.errors import FailureError, UsageError
+from dovetail.core.errors import CheckpointError, FailureError, UsageError
 from dovetail.core.figures import add_metrics
 from dovetail.core.images import resize_images
 from dovetail.core.prompts import encode_prompt
@@ -26,9 +26,25 @@ from dovetail.policies.inputs import History
 from dovetail.runs.assembly.workcell import Workcell
 from dovetail.runtime.onpolicy.recording import Recording
 
-__all__ = ["World", "Worlds", "stack_rows"]
+__all__ = ["World", "Worlds", "check_worlds", "stack_rows"]
 
 PROMPT = "prompt"
+
+
+def check_worlds(worlds: Mapping[str, Array], *, num_worlds: int) -> None:
+    """Raise CheckpointError unless a saved state of worlds fits. A checkpoint may come from elsewhere."""
+    if not worlds:
+        return
+    counts = {
+        name: worlds.get(f"worlds/{name}", np.zeros(num_worlds, np.int64)) for name in ("num_episodes", "num_sent")
+    }
+    for name, values in counts.items():
+        if values.shape != (num_worlds,) or values.dtype.kind not in "iu" or (values < 0).any():
+            raise CheckpointError(f"the checkpoint's worlds/{name} does not belong to {num_worlds} worlds")
+    if "worlds/sent" in worlds:
+        sent = worlds["worlds/sent"]
+        if sent.dtype.kind != "f" or sent.ndim != 2 or len(sent) != sum(counts["num_sent"].tolist()):
+            raise CheckpointError("the checkpoint's worlds/sent are not the actions of its unfinished episodes")
 
 
 class World:

@@ -102,7 +102,7 @@ class FrankaConfig(Config):
             if not low <= value <= high:
                 raise ValueError(
                     f"{name} is {value:g}, but its range is {low:g} to {high:g}: the server would clamp it silently. "
-                    f"Set it to at most {high:g}"
+                    f"Set it to {high if value > high else low:g}"
                 )
         return values
 

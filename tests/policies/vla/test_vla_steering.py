@@ -1,0 +1,194 @@
+"""A VLA that others build on: DSRL chooses its initial noise, and RLT reads its embeddings."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from dovetail.core.errors import UsageError
+from dovetail.core.prompts import encode_prompt
+from dovetail.core.types import ActContext, WeightSnapshot
+from dovetail.learn.algorithms.dsrl import DSRL, DSRLConfig
+from dovetail.learn.algorithms.imitation import Imitation, ImitationConfig
+from dovetail.policies.trainable import HasEmbeddings, Steerable
+from dovetail.policies.vla.pi0_policy import Pi0Policy
+from dovetail.policies.vla.pi05_policy import Pi05Policy
+from dovetail.policies.vla.settings import NewModelConfig, Pi0Config, Pi05Config
+from dovetail.testing import check_algorithm
+from support.toy_arm import ROBOT
+
+ROWS, HORIZON, NUM_ACTIONS = 4, 3, 2
+DETERMINISTIC = ActContext(deterministic=True)
+POLICIES = {"pi0": (Pi0Policy, Pi0Config), "pi05": (Pi05Policy, Pi05Config)}
+
+
+@pytest.fixture(autouse=True)
+def _cache(tmp_path_factory, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.getbasetemp() / "models"))
+    torch.set_num_threads(1)
+
+
+def make(family="pi0", *, steering={}, fitted=True, seed=3):  # noqa: B006
+    policy_class, config = POLICIES[family]
+    policy = policy_class(
+        config(
+            new=NewModelConfig(horizon=HORIZON),
+            images={"base_0_rgb": "front"},
+            state=("joint_pos", "force"),
+            fit_stats=True,
+            device="cpu",
+            num_flow_steps=2,
+            steering=steering,
+        ),
+        robot=ROBOT,
+        seed=seed,
+    )
+    if fitted:
+        rng = np.random.default_rng(0)
+        sizes = {"joint_pos": 3, "force": 2, "action": 2}
+        policy.fit_normalizer({key: rng.normal(size=(50, n)).astype(np.float32) for key, n in sizes.items()})
+    return policy
+
+
+def observations(seed=0):
+    rng = np.random.default_rng(seed)
+    return {
+        "joint_pos": rng.normal(size=(ROWS, 3)).astype(np.float32),
+        "force": rng.normal(size=(ROWS, 2)).astype(np.float32),
+        "front": rng.integers(0, 256, (ROWS, 20, 16, 3), dtype=np.uint8),
+        "prompt": np.stack([encode_prompt("push the red cube")] * ROWS),
+    }
+
+
+def tensors(seed=0):
+    return {key: torch.from_numpy(value) for key, value in observations(seed).items()}
+
+
+def make_batch(seed=0):
+    rng = np.random.default_rng(seed)
+    before, after = tensors(2 * seed), tensors(2 * seed + 1)
+    return {
+        **{f"observation/{key}": value for key, value in before.items() if key != "prompt"},
+        **{f"next/{key}": value for key, value in after.items() if key != "prompt"},
+        "prompt": before["prompt"],
+        "action": torch.from_numpy(rng.uniform(0.0, 0.5, (ROWS, HORIZON, NUM_ACTIONS)).astype(np.float32)),
+        "action/mask": torch.ones(ROWS, HORIZON, dtype=torch.bool),
+        "human": torch.zeros(ROWS, HORIZON, dtype=torch.bool),
+        "reward": torch.tensor([0.0, 1.0, 0.0, 0.5]),
+        "discount": torch.tensor([0.5, 0.0, 0.25, 1.0]),
+    }
+
+
+def dsrl(policy, seed=0, **config):
+    small = {"batch_size": ROWS, "hidden": (16,), "actor_every": 1}
+    return DSRL(DSRLConfig(**(small | config)), policy=policy, seed=seed)
+
+
+def test_steering_is_a_choice_of_the_config():
+    assert isinstance(make(), Steerable) and make().steering is not None
+    plain = make(steering=None)
+    assert "steering" not in plain.components
+    with pytest.raises(UsageError, match=r"'pi0' has none\. Set policy\.type=steered, or policy\.steering"):
+        dsrl(plain)
+
+
+@pytest.mark.parametrize("family", POLICIES)
+def test_chunks_start_from_the_chosen_noise(family):
+    """Acting with engaged steering equals `chunks_from_noise` of the same noise, in the robot's units."""
+    policy = make(family)
+    assert policy.num_noise == HORIZON * NUM_ACTIONS
+    torch.nn.init.normal_(policy.steering.net[-1].weight, generator=torch.Generator().manual_seed(0))
+    untouched = policy.act(observations(), DETERMINISTIC).actions
+    policy.steering.engaged.fill_(1.0)
+    s, inputs = policy.steering_inputs(tensors())
+    assert s.shape == (ROWS, policy.num_features)
+    low, high = ROBOT.action.bounds
+    for context, noise in (
+        (DETERMINISTIC, policy.steering.most_likely(s)),
+        (ActContext(seed=7), policy.steering.sample(s, generator=torch.Generator().manual_seed(7))[0]),
+    ):
+        chunks = policy.chunks_from_noise(inputs, noise).detach().numpy()
+        assert chunks.shape == (ROWS, HORIZON, NUM_ACTIONS)
+        expected = np.clip(policy._setup.action.revert(chunks), low, high)
+        actions = policy.act(observations(), context).actions
+        np.testing.assert_allclose(actions, expected, atol=1e-5)
+        assert not np.allclose(actions, untouched)
+
+
+def test_chunks_from_noise_are_those_of_the_sampler():
+    policy = make()
+    noise = torch.randn(ROWS, HORIZON * NUM_ACTIONS, generator=torch.Generator().manual_seed(0))
+    _, inputs = policy.steering_inputs(tensors())
+    whole = torch.nn.functional.pad(noise.view(ROWS, HORIZON, NUM_ACTIONS), (0, 32 - NUM_ACTIONS))
+    sampled = policy._sampler(policy._network_inputs(policy.features(tensors()))._replace(noise=whole))
+    torch.testing.assert_close(policy.chunks_from_noise(inputs, noise), sampled[..., :NUM_ACTIONS])
+
+
+def test_repeated_noise_has_the_size_of_one_action():
+    policy = make(steering={"repeat": True})
+    assert policy.num_noise == NUM_ACTIONS
+    noise = torch.randn(ROWS, NUM_ACTIONS, generator=torch.Generator().manual_seed(0))
+    _, inputs = policy.steering_inputs(tensors())
+    whole = make().chunks_from_noise(inputs, noise.repeat(1, HORIZON))
+    torch.testing.assert_close(policy.chunks_from_noise(inputs, noise), whole)
+
+
+def test_critic_target_by_hand():
+    policy = make()
+    algorithm, batch = dsrl(policy), make_batch()
+    generator = torch.Generator()
+    generator.set_state(algorithm._generator.get_state())
+    prompt = {"prompt": batch["prompt"]}
+    with torch.no_grad():
+        of = {
+            k: {n.removeprefix(f"{k}/"): v for n, v in batch.items() if n.startswith(f"{k}/")}
+            for k in ("observation", "next")
+        }
+        s, _ = policy.steering_inputs({**of["observation"], **prompt})
+        s_next, inputs = policy.steering_inputs({**of["next"], **prompt})
+        w, _ = policy.steering.sample(s_next, generator=generator)
+        chunks = policy.chunks_from_noise(inputs, w).flatten(1)
+        y = batch["reward"] + batch["discount"] * algorithm._target(torch.cat((s_next, chunks), 1)).amin(0)
+        executed = policy.normalize_actions(batch["action"], of["observation"]).flatten(1)
+        q = algorithm._critic(torch.cat((s, executed), 1))
+    assert algorithm.update(batch)["critic_loss"] == pytest.approx(float((q - y).square().mean()), rel=1e-4)
+
+
+def test_cloning_trains_the_model_and_dsrl_only_the_steering():
+    policy = make()
+    before = policy.weights()
+    cloning = Imitation(ImitationConfig(batch_size=ROWS), policy=policy)
+    cloning.update({**make_batch(), "human": torch.ones(ROWS, HORIZON, dtype=torch.bool)})
+    cloned = policy.weights()
+
+    def changed(old, new):
+        return {n for n in new if any(not np.array_equal(old[n][k], new[n][k]) for k in new[n])}
+
+    assert changed(before, cloned) >= {"text", "expert"} and "steering" not in changed(before, cloned)
+    algorithm = dsrl(policy)
+    for number in range(3):
+        algorithm.update(make_batch(number))
+    assert changed(cloned, algorithm.policy_weights()) == {"steering"}
+    other = make(seed=4)
+    other.load(WeightSnapshot(version=2, components=algorithm.policy_weights(), hashes={}))
+    assert other.steering.engaged.item() == 1.0
+
+
+def test_keeps_the_algorithm_contract():
+    check_algorithm(lambda: dsrl(make()), robot=ROBOT, num_updates=3)
+
+
+@pytest.mark.parametrize("family", POLICIES)
+def test_embeddings_are_those_before_the_last_layer_and_tell_prompts_apart(family):
+    policy = make(family, steering=None)
+    assert isinstance(policy, HasEmbeddings)
+    found, mask = policy.embeddings(observations())
+    assert found.shape == (*mask.shape, policy.embedding_width) == (ROWS, mask.shape[1], 96)
+    s, _ = policy.steering_inputs(tensors())
+    # the flat features are their normalized mean
+    mean = torch.where(mask[..., None], found, 0.0).sum(1)
+    expected = mean / mean.square().mean(1, keepdim=True).sqrt()
+    torch.testing.assert_close(s[:, :96], expected, rtol=1e-4, atol=1e-4)
+    blue = {**observations(), "prompt": np.stack([encode_prompt("push the blue cube")] * ROWS)}
+    assert not torch.allclose(policy.embeddings(blue)[0], found)
