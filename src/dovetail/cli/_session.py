@@ -14,6 +14,7 @@ from dovetail.api.names import RUNS_DIR
 from dovetail.api.readiness import asks_person, console_is_needed, label_help
 from dovetail.cli import _report
 from dovetail.cli._console_process import ConsoleProcess
+from dovetail.cli._improvement import show_improvement
 from dovetail.cli._live import view_for
 from dovetail.cli._stop import StopFlag
 from dovetail.cli._terminal import console, say, split_arguments
@@ -132,6 +133,7 @@ def _finish(command: Command, folder: RunFolder, *, evaluate: bool) -> None:
         say(f"evaluate them: dovetail eval {folder.path}")
     else:
         _report.show(folder)
+        show_improvement(folder)
 
 
 @contextmanager

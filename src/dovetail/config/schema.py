@@ -12,6 +12,7 @@ from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
 from dovetail.config.cluster import ClusterConfig
 from dovetail.config.deploy import DeployConfig
+from dovetail.config.improve import ImproveConfig
 from dovetail.config.model import Config
 from dovetail.config.plugins import build, locate, resolve, settings_of
 from dovetail.config.policy_server import LearningServerConfig
@@ -352,6 +353,8 @@ class RunConfig(Config):
     """How much the learner trains, and on what hardware."""
     deploy: DeployConfig | None = None
     """The gate for new weights; null: the arm always acts with the newest."""
+    improve: ImproveConfig | None = None
+    """Train and serve the base of policy `residual` first, then distill and deploy; null: only this run."""
     images: ImagesConfig = ImagesConfig()
     """How recorded images are stored."""
 
