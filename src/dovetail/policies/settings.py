@@ -224,7 +224,7 @@ class ResidualConfig(NetworkPolicyConfig):
 
 
 class RlTokenConfig(NetworkPolicyConfig):
-    BASIC: ClassVar[Collection[str]] = ("base", "horizon")
+    BASIC: ClassVar[Collection[str]] = ("base",)
 
     base: dict[str, Any]
     """The frozen base policy: a section of pi0, pi05, smolvla or flow, or `{run: RUN}` for the newest weights of a run on

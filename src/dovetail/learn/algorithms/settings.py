@@ -173,7 +173,7 @@ class ResidualRLConfig(RLPDConfig):
 
 
 class RLTConfig(CriticConfig):
-    BASIC: ClassVar[Collection[str]] = ("batch_size", "lr", "gamma", "beta")
+    BASIC: ClassVar[Collection[str]] = ("lr", "beta")
 
     prior_fraction: float = Field(default=0.5, ge=0.0, le=1.0)
     """Share of each batch drawn from demonstrations and interventions."""
