@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
 from benchmarks.__main__ import main as benchmarks_main
 from benchmarks.registry import BENCHMARKS
@@ -125,3 +126,18 @@ def test_vla_imports_no_simulator_no_ray_and_no_video() -> None:
         "import dovetail.bench.vla, dovetail.bench._vla_inference, dovetail.robot_host.inference_process"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.extended
+def test_vla_takes_all_its_weights_while_it_acts() -> None:
+    """A tiny pi0 on a CPU. Whether no tick is lost depends on the machine's load, so this test does not say it."""
+    from dovetail.bench._vla_weights import taken_while_acting
+
+    network = vla.make_network(vla.TINY, device=torch.device("cpu"), dtype=torch.float32)
+    found = taken_while_acting(network, device="cpu", seconds=6.0, num_versions=2)
+    num_bytes = 4 * sum(parameter.numel() for parameter in network.parameters())
+    assert found["version_gb"] == pytest.approx(num_bytes / 1e9, rel=0.02)
+    assert 1 <= found["weights_swaps"] <= 2
+    rows = {row.name.partition(": ")[2]: row for row in vla.new_weight_rows(found)}
+    assert rows["versions taken"].value == found["weights_swaps"]
+    assert rows["longest load"].value > 0.0 and found["ticks"] == 300

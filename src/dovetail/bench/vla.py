@@ -3,7 +3,7 @@ inference process; of pi05 and SmolVLA.
 
 On a GPU: full size, bfloat16, three cameras of 224 x 224 pixels (SmolVLA: 512 x 512), 48 prompt tokens (pi05: 200), 10 flow
 steps, chunks of 50. On a CPU: tiny models in float32. `python -m dovetail.bench.vla [--quick]` prints the rows as JSON lines
-and needs neither the CLI nor Ray.
+and needs neither the CLI nor Ray. On a GPU, `--only PART...` measures only these parts (`PARTS`).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import overload
@@ -33,7 +33,7 @@ from dovetail.policies.vla.sampler import Commitment, Inputs, Sampler, compiled_
 from dovetail.policies.vla.sizes import GemmaSizes, Pi0Sizes, Pi05Sizes, SmolVLASizes, VisionSizes
 from dovetail.policies.vla.smolvla_network import SmolVLANetwork
 
-__all__ = ["TINY", "bench", "make_inputs", "make_network", "skipped"]
+__all__ = ["PARTS", "TINY", "bench", "make_inputs", "make_network", "new_weight_rows", "skipped"]
 
 _AIM_MS, _GUIDED_AIM_MS, _WARMUP_AIM_S = 12.0, 25.0, 60.0
 _MEMORY_AIM_MS = 2.0
@@ -57,14 +57,32 @@ _TINY_SMOLVLA = SmolVLASizes(
 )
 
 
-def bench(*, quick: bool) -> Iterator[Row]:
+PARTS = (
+    "pi0",
+    "stock",
+    "memory",
+    "pi05",
+    "smolvla",
+    "guided",
+    "pi05_guided",
+    "batch",
+    "weights",
+    "stock_compiled",
+)
+_SLOW_PARTS = PARTS[5:]  # not with --quick
+
+
+def bench(*, quick: bool, parts: Sequence[str] = ()) -> Iterator[Row]:
     torch.manual_seed(0)
     if torch.cuda.is_available():
-        yield from _GpuBench(quick=quick).rows()
+        yield from _GpuBench(
+            quick=quick, parts=parts or [p for p in PARTS if not (quick and p in _SLOW_PARTS)]
+        ).rows()
     else:
         yield from network_rows(num=3 if quick else 20)
         yield from _orskipped("CPU, tiny pi0: shared memory", lambda: shared_memory_rows(num=5 if quick else 50))
-    yield from _orskipped("100 MB of new weights", lambda: _weight_rows(seconds=6.0 if quick else 30.0))
+    if not parts:
+        yield from _orskipped("100 MB of new weights", lambda: _weight_rows(seconds=6.0 if quick else 30.0))
 
 
 def network_rows(num: int) -> Iterator[Row]:
@@ -147,6 +165,15 @@ def _weight_rows(seconds: float) -> Iterator[Row]:
     yield at_most(f"{name}: ticks missed or without an action, of {busy['ticks']:.0f}", lost, "", 0)
 
 
+def new_weight_rows(found: Mapping[str, float]) -> Iterator[Row]:
+    name = f"{found['version_gb']:.2g} GB of new weights, 50 Hz"
+    yield Row(name=f"{name}: versions taken", value=found["weights_swaps"], unit="")
+    yield Row(name=f"{name}: longest load", value=found["weights_load_max_ms"] / 1e3, unit="s")
+    yield Row(name=f"{name}: longest exchange", value=found["weights_swap_max_ms"], unit="ms")
+    lost = found["missed"] + found.get("starved", 0.0)
+    yield at_most(f"{name}: ticks missed or without an action, of {found['ticks']:.0f}", lost, "", 0)
+
+
 def _orskipped(name: str, part: Callable[[], Iterator[Row]]) -> Iterator[Row]:
     try:
         yield from part()
@@ -155,8 +182,8 @@ def _orskipped(name: str, part: Callable[[], Iterator[Row]]) -> Iterator[Row]:
 
 
 class _GpuBench:
-    def __init__(self, *, quick: bool) -> None:
-        self._quick, self._num, self._start_s = quick, 10 if quick else 50, time.perf_counter()
+    def __init__(self, *, quick: bool, parts: Sequence[str]) -> None:
+        self._parts, self._num, self._start_s = parts, 10 if quick else 50, time.perf_counter()
         self._sizes, self._device, self._dtype = (
             Pi0Sizes(has_float64_times=False),
             torch.device("cuda"),
@@ -169,24 +196,23 @@ class _GpuBench:
         network = make_network(self._sizes, device=self._device, dtype=self._dtype)
         inputs = make_inputs(self._sizes, device=self._device, dtype=self._dtype)
         yield Row(name="weights", value=sum(p.numel() for p in network.parameters()) / 1e9, unit="billion")
-        parts: list[tuple[str, Callable[[], Iterator[Row]]]] = [
-            ("ours", lambda: self._ours(network, inputs)),
-            ("stock transformers", lambda: self._stock(network, inputs)),
-            ("ours, shared memory", lambda: self._from_memory(network)),
-            ("pi05, ours", self._pi05),
-            ("smolvla", self._smolvla),
-        ]
-        if not self._quick:
-            parts += [
-                ("ours, guided", lambda: self._guided(network, inputs)),
-                ("ours, batch 8", lambda: self._batch(network, 8)),
-                ("stock transformers, compiled", lambda: self._stock_compiled(network, inputs)),
-            ]
-        for name, part in parts:
+        parts: dict[str, Callable[[], Iterator[Row]]] = {
+            "pi0": lambda: self._ours(network, inputs),
+            "stock": lambda: self._stock(network, inputs),
+            "memory": lambda: self._from_memory(network),
+            "pi05": self._pi05,
+            "smolvla": self._smolvla,
+            "guided": lambda: self._guided(network, inputs),
+            "pi05_guided": self._pi05_guided,
+            "batch": lambda: self._batch(network, 8),
+            "weights": lambda: self._new_weights(network),
+            "stock_compiled": lambda: self._stock_compiled(network, inputs),
+        }
+        for name in self._parts:
             if time.perf_counter() - self._start_s > _BUDGET_S:
                 yield skipped(name, f"{_BUDGET_S:.0f} s have passed")
                 continue
-            yield from _orskipped(name, part)
+            yield from _orskipped(name, parts[name])
         yield Row(name="whole bench", value=time.perf_counter() - self._start_s, unit="s")
         yield Row(name="peak GPU memory", value=torch.cuda.max_memory_allocated() / 2**30, unit="GiB")
 
@@ -221,13 +247,27 @@ class _GpuBench:
         sizes = ((224, 224), (640, 480))
         yield from _shared_memory("ours", network, device="cuda", sizes=sizes, num=self._num)
 
-    def _guided(self, network: PaliGemmaNetwork, inputs: Inputs) -> Iterator[Row]:
+    def _pi05_guided(self) -> Iterator[Row]:
+        network = make_network(Pi05Sizes(), device=self._device, dtype=self._dtype)
+        inputs = make_inputs(network.sizes, device=self._device, dtype=self._dtype)
+        yield from self._guided(network, inputs, who="pi05, ours")
+
+    def _new_weights(self, network: PaliGemmaNetwork) -> Iterator[Row]:
+        """All weights of pi0, while it acts at 50 Hz with guided chunks through a robot's processes."""
+        from dovetail.bench._vla_weights import taken_while_acting  # the config and its packages
+
+        found = taken_while_acting(network, device="cuda", seconds=75.0, num_versions=2)
+        yield from new_weight_rows(found)
+
+    def _guided(self, network: PaliGemmaNetwork, inputs: Inputs, *, who: str = "ours") -> Iterator[Row]:
         num_steps = self._sizes.num_flow_steps
         commitment = _first_actions(inputs)
         eager = Sampler(network, num_steps=num_steps)
-        yield _row("ours, guided by the vjp, eager", _times_ms(lambda: eager(inputs, commitment), self._num // 5))
+        yield _row(
+            f"{who}, guided by the vjp, eager", _times_ms(lambda: eager(inputs, commitment), self._num // 5)
+        )
         for what, parts in (("CUDA graph", None), (_FASTEST, compiled_parts(network))):
-            name = f"ours, guided by the vjp, {what}"
+            name = f"{who}, guided by the vjp, {what}"
             sampler = Sampler(network, num_steps=num_steps, parts=parts, graph=True)
             yield from self._warmed_up(name, sampler, inputs, commitment)
             times = _times_ms(lambda s=sampler: s(inputs, commitment), self._num)  # type: ignore[misc]
@@ -382,6 +422,7 @@ def skipped(name: str, reason: object) -> Row:
 
 
 if __name__ == "__main__":
-    for row in bench(quick="--quick" in sys.argv):
+    chosen = sys.argv[sys.argv.index("--only") + 1 :] if "--only" in sys.argv else []
+    for row in bench(quick="--quick" in sys.argv, parts=chosen):
         sys.stdout.write(json.dumps(row.to_json()) + "\n")
         sys.stdout.flush()

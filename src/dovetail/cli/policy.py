@@ -59,6 +59,7 @@ def export(
 def new(
     folder: Annotated[Path, typer.Argument(help="The LeRobot folder to make.")],
     family: Annotated[str, typer.Option(help="pi0 or pi05.")] = "pi0",
+    size: Annotated[str, typer.Option(help="tiny: 1 million weights. small: 20 million.")] = "tiny",
     horizon: Annotated[int, typer.Option(min=1, max=200, help="Number of actions in a chunk.")] = 8,
     seed: Annotated[int, typer.Option(min=0, help="Of the random weights.")] = 0,
 ) -> None:
@@ -68,8 +69,12 @@ def new(
     with console.status("loading torch"):
         from dovetail.policies.vla.families import FAMILIES
         from dovetail.policies.vla.new_model import write_new_model
+        from dovetail.policies.vla.settings import NewModelConfig
 
+    if size not in ("tiny", "small"):
+        raise UsageError(f"--size {size} is unknown. Use tiny or small")
     if family not in FAMILIES:
         raise UsageError(f"--family {family} is unknown. Use pi0 or pi05")
-    num_weights = write_new_model(folder, FAMILIES[family], horizon=horizon, seed=seed)
+    settings = NewModelConfig.model_validate({"size": size, "horizon": horizon, "seed": seed})
+    num_weights = write_new_model(folder, FAMILIES[family], size=settings.size, horizon=horizon, seed=seed)
     typer.echo(f"{folder}: {family} with {num_weights / 1e6:.1f} million RANDOM weights. Train it before it acts")

@@ -132,9 +132,9 @@ def one_line(error: BaseException) -> str:
     return f"{kind}: {message}" if message else kind
 
 
-def shown(value: object) -> str:
+def shown(value: object, *, max_chars: int = 80) -> str:
     """A value from a file or a message, cut and in one line, for an error that quotes it."""
-    return printable(" ".join(str(value)[:200].split())[:80])
+    return printable(" ".join(str(value)[: 4 * max_chars].split())[:max_chars])
 
 
 def stop_failure(error: BaseException) -> str:

@@ -202,9 +202,7 @@ def open_video(file: BinaryIO | str, form: Literal["matroska", "mov"]) -> InputC
     than MAX_PIXELS are refused before memory is allocated for them.
     """
     limits = {"max_pixels": str(MAX_PIXELS)}
-    container: InputContainer = av.open(  # type: ignore[call-overload] # the stub lists texts, the library takes dicts
-        file, "r", format=form, stream_options=[limits]
-    )
+    container: InputContainer = av.open(file, "r", format=form, options=limits)
     try:
         stream = container.streams.video[0]
         if stream.codec_context is None:  # happens if the codec's name is damaged, despite the type

@@ -99,7 +99,7 @@ class ReaderFiles:
             except (StoreError, OSError, KeyError, TypeError, ValueError) as failure:
                 error = failure  # the writer may be deleting the files now
             if time.monotonic() > deadline_s:
-                raise StoreError(f"cannot open the replay in {folder}: {error}") from error
+                raise StoreError(f"cannot open the replay in {folder}: {shown(error, max_chars=300)}") from error
             time.sleep(0.001)
         return None
 

@@ -127,7 +127,7 @@ class WriterFiles:
                 Ring(file, num_items=num_items, shape=shape, dtype=dtype)
             counters = Counters(folder / "counters", writable=True)
         except (StoreError, KeyError, TypeError, ValueError) as error:
-            return str(error)
+            return shown(error, max_chars=300)
         if counters["magic"] != Counters.MAGIC:
             return "its counters are damaged"
         if counters["retired"]:

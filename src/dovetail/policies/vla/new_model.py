@@ -2,7 +2,8 @@
 
     write_new_model(Path("tiny_pi0"), PI0, horizon=8, seed=0)
 
-About 1 million weights, images of 64 x 64 pixels. The folder has no statistics: a run computes them (`policy.fit_stats`).
+About 1 million weights (`size="small"`: 20 million), images of 64 x 64 pixels. The folder has no statistics: a run computes
+them (`policy.fit_stats`).
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import os
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Literal
 
 import torch
 from safetensors.torch import save_file
@@ -29,6 +31,18 @@ __all__ = ["cached_new_model", "write_new_model"]
 _SIZES = {"pi0": Pi0Sizes, "pi05": Pi05Sizes}
 _NUM_PROMPT_TOKENS = {"pi0": 24, "pi05": 120}  # pi05 has the state in its prompt
 _VOCABULARY = 512
+_LAYOUT = 2  # of the sizes and tokens below: a folder of another layout in the cache is not used
+_NETWORKS = {  # the vision tower, and the text model, which the expert equals
+    # shapes do not tell the heads of the vision tower, and every PaliGemma has 16
+    "tiny": (
+        VisionSizes(width=64, num_layers=2, num_heads=16, mlp_width=128, image_size=64, patch_size=32),
+        GemmaSizes(width=96, num_layers=4, num_heads=4, num_kv_heads=1, head_size=32, mlp_width=256),
+    ),
+    "small": (
+        VisionSizes(width=192, num_layers=4, num_heads=16, mlp_width=768, image_size=64, patch_size=8),
+        GemmaSizes(width=384, num_layers=6, num_heads=6, num_kv_heads=1, head_size=64, mlp_width=1024),
+    ),
+}
 _SPECIAL = ("<pad>", "<eos>", "<bos>", "<unk>")
 _TEXTS = (  # common words of prompts become one token each; all others are spelled
     "push the red cube to the mark",
@@ -38,6 +52,8 @@ _TEXTS = (  # common words of prompts become one token each; all others are spel
     "put the yellow block in the box",
     "open the drawer",
     "close the gripper on the left handle",
+    "open the drawer, advantage: positive",  # of algorithm recap
+    "open the drawer, advantage: negative",
     "Task: move the right arm, State: 0 1 2 3 4 5 6 7 8 9;\nAction: ",
 )
 
@@ -45,12 +61,12 @@ _TEXTS = (  # common words of prompts become one token each; all others are spel
 def cached_new_model(family: Family, config: NewModelConfig) -> Path:
     """The folder of these settings in the user's cache. It is made if it does not exist: the seed decides the weights."""
     root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "dovetail" / "new_models"
-    folder = root / f"{family.name}-{config.size}-horizon{config.horizon}-seed{config.seed}"
+    folder = root / f"{family.name}-{config.size}{_LAYOUT}-horizon{config.horizon}-seed{config.seed}"
     if not folder.is_dir():
         root.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=root) as scratch:
             made = Path(scratch) / "model"
-            write_new_model(made, family, horizon=config.horizon, seed=config.seed)
+            write_new_model(made, family, size=config.size, horizon=config.horizon, seed=config.seed)
             try:
                 made.rename(folder)
             except OSError:  # another process was faster
@@ -59,13 +75,15 @@ def cached_new_model(family: Family, config: NewModelConfig) -> Path:
     return folder
 
 
-def write_new_model(folder: Path, family: Family, *, horizon: int = 8, seed: int = 0) -> int:
+def write_new_model(
+    folder: Path, family: Family, *, size: Literal["tiny", "small"] = "tiny", horizon: int = 8, seed: int = 0
+) -> int:
     """Write the folder; return the number of weights. Raise UsageError if it exists or the family has no small version."""
     if folder.exists():
         raise UsageError(f"{folder} exists already. Name a new folder")
     if family.name not in _SIZES:
         raise UsageError(f"there is no small '{family.name}'. Use {' or '.join(_SIZES)}")
-    sizes = _sizes(family.name, horizon)
+    sizes = _sizes(family.name, size, horizon)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         network = family.network(sizes)
@@ -78,12 +96,12 @@ def write_new_model(folder: Path, family: Family, *, horizon: int = 8, seed: int
     return sum(parameter.numel() for parameter in network.parameters())
 
 
-def _sizes(name: str, horizon: int) -> Pi0Sizes:
-    # shapes do not tell the heads of the vision tower, and every PaliGemma has 16
+def _sizes(name: str, size: Literal["tiny", "small"], horizon: int) -> Pi0Sizes:
+    vision, layers = _NETWORKS[size]
     return _SIZES[name](
-        vision=VisionSizes(width=64, num_layers=2, num_heads=16, mlp_width=128, image_size=64, patch_size=16),
-        text=GemmaSizes(width=96, num_layers=4, num_heads=4, num_kv_heads=1, head_size=32, mlp_width=256),
-        expert=GemmaSizes(width=96, num_layers=4, num_heads=4, num_kv_heads=1, head_size=32, mlp_width=256),
+        vision=vision,
+        text=layers,
+        expert=layers,
         vocabulary=_VOCABULARY,
         num_prompt_tokens=_NUM_PROMPT_TOKENS[name],
         state_size=64,

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
 import torch
@@ -22,6 +22,7 @@ from dovetail.policies.arrays import to_numpy
 from dovetail.policies.components import NORMALIZER
 from dovetail.policies.random_draws import seeded_generator
 from dovetail.policies.steering import SteeringActor
+from dovetail.policies.trainable import ADVANTAGE
 from dovetail.policies.vla.acting import ActingVla
 from dovetail.policies.vla.checkpoints.adapters import write_adapter
 from dovetail.policies.vla.checkpoints.lerobot_writer import write_lerobot
@@ -32,6 +33,9 @@ from dovetail.policies.vla.sampler import Inputs
 from dovetail.policies.vla.trained_weights import TrainedWeights
 from dovetail.policies.vla.training import flow_matching_loss
 from dovetail.policies.vla.transformers import masked_mean
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
 
 __all__ = ["VlaPolicy"]
 
@@ -90,6 +94,14 @@ class VlaPolicy(ActingVla):
             module.to(device)
         return self
 
+    def check_shard(self) -> None:
+        if self._config.compile_layers:
+            raise UsageError("learner.shard does not support compiled layers. Set policy.compile_layers=false")
+
+    def shard(self, mesh: DeviceMesh) -> None:
+        """See ShardsItself."""
+        self.network.shard(mesh)
+
     # ---- observations and actions
 
     @property
@@ -107,8 +119,14 @@ class VlaPolicy(ActingVla):
         """The inputs of the network, [B]. Images may be features that the replay cached."""
         arrays = {key: value.cpu().numpy() for key, value in observations.items()}
         state = self._setup.state_axes.read(arrays)
-        inputs = self._inputs(arrays, state, torch.empty(len(state), 0, device=self._device))
+        empty = torch.empty(len(state), 0, device=self._device)
+        inputs = self._inputs(arrays, state, empty, advantage=arrays.get(ADVANTAGE)).without_padding()
         return TensorDict(inputs._asdict(), batch_size=[len(state)], device=self._device)
+
+    @property
+    def takes_advantage(self) -> bool:
+        """See AdvantageConditioned. The indicator is text in the prompt."""
+        return self._config.advantage_input
 
     def flat_features(self, features: Any) -> Tensor:
         """What the text model knows of images and prompt, and the state: [B, num_features], without gradients."""
@@ -116,7 +134,7 @@ class VlaPolicy(ActingVla):
 
     def _flat(self, inputs: Inputs) -> Tensor:
         with torch.no_grad():
-            return torch.cat((self.network.summary(*inputs[:-1]).float(), inputs.state), dim=1)
+            return torch.cat((self.network(self.network.summary, *inputs[:-1]).float(), inputs.state), dim=1)
 
     @property
     def embedding_width(self) -> int:
@@ -128,7 +146,7 @@ class VlaPolicy(ActingVla):
         state = self._setup.state_axes.read(observations)
         inputs = self._inputs(observations, state, torch.empty(len(state), 0, device=self._device))
         with torch.inference_mode(False), torch.no_grad():
-            _, found, mask = self.network.prefix_and_embeddings(*inputs[:-1])
+            _, found, mask = self.network(self.network.prefix_and_embeddings, *inputs[:-1])
         return found, mask
 
     def normalize_actions(self, actions: Tensor, observations: Mapping[str, Tensor] | None = None) -> Tensor:
@@ -156,7 +174,7 @@ class VlaPolicy(ActingVla):
     def sample(self, features: Any, *, generator: Generator | None) -> tuple[Tensor, Tensor]:
         raise UsageError(
             f"policy '{self.family.name}' cannot compute the density of its actions, which this algorithm needs. Train it "
-            "with algorithm 'imitation', 'hg_dagger' or 'hi_ors'"
+            "with algorithm 'imitation', 'hg_dagger', 'hi_ors' or 'recap'"
         )
 
     def _network_inputs(self, features: Any) -> Inputs:
@@ -191,11 +209,20 @@ class VlaPolicy(ActingVla):
     def steering_inputs(self, observations: Mapping[str, Tensor]) -> tuple[Tensor, Any]:
         inputs = self._network_inputs(self.features(observations))
         with torch.inference_mode(False), torch.no_grad():
-            prefix, *embeddings = self.network.prefix_and_embeddings(*inputs[:-1])
+            prefix, *embeddings = self.network(self.network.prefix_and_embeddings, *inputs[:-1])
             return torch.cat((masked_mean(*embeddings), inputs.state), dim=1), prefix
 
     def chunks_from_noise(self, inputs: Any, noise: Tensor) -> Tensor:
-        return self._sampler.from_prefix(inputs, self._whole_noise(noise))[..., : self._setup.action.size]
+        """Eager and in the precision of the learner, as the sampler of a robot need not be."""
+        x, network = self._whole_noise(noise), self.network
+        num = self._config.num_flow_steps or self._setup.checkpoint.sizes.num_flow_steps
+        with torch.inference_mode(False), torch.no_grad():
+            times = network.embed_times(
+                (1.0 - torch.arange(num, dtype=torch.float64, device=x.device) / num).float()
+            )
+            for step in range(num):
+                x = x - network.velocity(x, times[step : step + 1], inputs) / num
+        return x[..., : self._setup.action.size]
 
     def _steered(self, inputs: Inputs, context: ActContext) -> Inputs:
         steering = self.steering
@@ -279,7 +306,7 @@ class VlaPolicy(ActingVla):
 
     def _vision_tokens(self, images: Tensor) -> Tensor:
         network: FlowNetwork = self.network
-        tokens: Tensor = network.components["vision"]["tower"](images.flatten(0, 1))
+        tokens: Tensor = network(network.vision, images.flatten(0, 1))
         return tokens
 
     # ---- weights
@@ -293,12 +320,26 @@ class VlaPolicy(ActingVla):
         return self.weights()[name]
 
     def load(self, snapshot: WeightSnapshot) -> None:
+        self._check_snapshot(snapshot)
+        self._use_statistics(snapshot.components[NORMALIZER])
+        self._trained.load(snapshot.components)
+        self._version = snapshot.version
+
+    def stage(self, snapshot: WeightSnapshot) -> Callable[[], None]:
+        """See StagesWeights. Weights keep their addresses on a GPU, so CUDA graphs stay valid. With LoRA, a graph computes
+        the sums of weights and updates itself."""
+        self._check_snapshot(snapshot)
+        use_weights = self._trained.stage(snapshot.components, self._device)
+
+        def use() -> None:
+            use_weights()
+            self._use_statistics(snapshot.components[NORMALIZER])
+            self._version = snapshot.version
+
+        return use
+
+    def _check_snapshot(self, snapshot: WeightSnapshot) -> None:
         misfit = f"weights version {snapshot.version} do not fit policy '{self.family.name}': "
         if NORMALIZER not in snapshot.components:
             raise UsageError(f"{misfit}they have no statistics")
         self._trained.check(snapshot.components, misfit=misfit)
-        self._use_statistics(snapshot.components[NORMALIZER])
-        self._trained.load(snapshot.components)
-        if self._trained.lora is not None and "_sampler" in self.__dict__ and self._device.type == "cuda":
-            del self.__dict__["_sampler"]  # a CUDA graph has the old sums
-        self._version = snapshot.version

@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 
 from dovetail.config.model import Config
 from dovetail.policies.components import ComponentConfig, NetworkPolicyConfig, TorchPolicyConfig
-from dovetail.policies.settings import GuidanceConfig, PathNoiseConfig, SteeringConfig
+from dovetail.policies.settings import AdvantageInputConfig, GuidanceConfig, PathNoiseConfig, SteeringConfig
 
 __all__ = [
     "MODEL",
@@ -32,8 +32,8 @@ MODEL = "model"  # the component with the weights of a user's model
 class NewModelConfig(Config):
     """A small model with random weights, for `policy.new`."""
 
-    size: Literal["tiny"] = "tiny"
-    """About 1 million weights, images of 64 x 64 pixels."""
+    size: Literal["tiny", "small"] = "tiny"
+    """`tiny`: 1.2 million weights, for two cores. `small`: about 20 million, for a GPU. Images of 64 x 64 pixels."""
     horizon: int = Field(default=8, ge=1, le=200)
     """Number of actions in a chunk."""
     seed: int = Field(default=0, ge=0)
@@ -51,7 +51,7 @@ class LoraConfig(Config):
     """Regular expression of the published names of the adapted layers. The default is all of text model and expert."""
 
 
-class VlaConfig(TorchPolicyConfig):
+class VlaConfig(TorchPolicyConfig, AdvantageInputConfig):
     BASIC: ClassVar[Collection[str]] = ("checkpoint", "images", "state", "device")
     preferred_image_size: ClassVar[int]  # the policy pads to a square by itself
 
@@ -113,6 +113,8 @@ class VlaConfig(TorchPolicyConfig):
             raise ValueError(
                 "name a folder with weights as `checkpoint`, or set `new` for a small model of random weights"
             )
+        if self.steering is not None and self.advantage_input:
+            raise ValueError("steering (algorithm dsrl) and advantage_input (algorithm recap) exclude each other")
         if self.cache_vision and self.train == "full" and not self.freeze_vision:
             raise ValueError(
                 "cache_vision needs a frozen vision tower: set freeze_vision, or train=expert or lora"
@@ -187,6 +189,8 @@ class UserModelConfig(NetworkPolicyConfig):
     """Number of actions in a chunk. PPO needs 1."""
     language: bool = True
     """Give the model the task's prompt."""
+    loss_weights: dict[str, float] = Field(default_factory=dict)
+    """Weights of the losses that its `imitation_loss` returns by name. Losses that are not named have 1."""
     action_units: Literal["normalized", "robot"] = "normalized"
     """Units of the model's actions: from -1 to 1 between the robot's limits, or those of the robot."""
 

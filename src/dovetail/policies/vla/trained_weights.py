@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
+import torch
 from torch import nn
 
 from dovetail.core.bfloat16 import all_finite
 from dovetail.core.errors import StoreError, UsageError
 from dovetail.core.frozen_base import base_reference, check_base, referenced_base
 from dovetail.core.types import Array
-from dovetail.policies.arrays import fill_module, to_numpy
+from dovetail.policies.arrays import fill_module, stage_module, to_numpy
 from dovetail.policies.vla.checkpoints.checkpoint import Checkpoint
 from dovetail.policies.vla.family import FlowNetwork, NetworkPart
 from dovetail.policies.vla.lora import Lora
@@ -107,6 +108,20 @@ class TrainedWeights:
         for name, module in self.components.items():
             if name not in self.frozen:
                 fill_module(module, components[name])
+
+    def stage(self, components: Mapping[str, Mapping[str, Array]], device: torch.device) -> Callable[[], None]:
+        """After `check`: copy what is trained to the device. The result puts it into use. See `stage_module`."""
+        uses = [
+            stage_module(module, components[name], device)
+            for name, module in self.components.items()
+            if name not in self.frozen
+        ]
+
+        def use() -> None:
+            for use_component in uses:
+                use_component()
+
+        return use
 
 
 def _check_fit(arrays: Mapping[str, Array], module: nn.Module, component: str, *, misfit: str) -> None:
