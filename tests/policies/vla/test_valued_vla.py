@@ -272,6 +272,9 @@ def test_ppo_refuses_what_would_replace_the_statistics_and_a_vla_without_values(
         PPO(PPOConfig(normalize=False), policy=make(kind=Pi0Policy, config=Pi0Config))
 
 
-def test_steering_is_refused():
-    with pytest.raises(ValueError, match="steering is for algorithm dsrl"):
-        ValuedPi0Config(checkpoint="pi0", images={"base_0_rgb": "front"}, steering={})
+@pytest.mark.parametrize(
+    ("setting", "algorithm"), [({"steering": {}}, "dsrl"), ({"advantage_input": True}, "recap")]
+)
+def test_settings_of_other_algorithms_are_refused(setting, algorithm):
+    with pytest.raises(ValueError, match=f"is for algorithm {algorithm}"):
+        ValuedPi0Config(checkpoint="pi0", images={"base_0_rgb": "front"}, **setting)

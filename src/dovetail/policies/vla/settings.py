@@ -151,9 +151,11 @@ class ValuedVlaConfig(VlaConfig):
     """Sizes of the value head's hidden layers. It reads the mean of the text model's tokens, and the state."""
 
     @model_validator(mode="after")
-    def _check_steering(self) -> Self:
+    def _check_other_algorithms(self) -> Self:
         if self.steering is not None:
             raise ValueError("steering is for algorithm dsrl, which freezes the model: remove it")
+        if self.advantage_input:
+            raise ValueError("advantage_input is for algorithm recap: remove it")
         return self
 
 

@@ -113,13 +113,17 @@ class ValuedVla(VlaPolicy):
     def value(self, features: Any) -> Tensor:
         inputs = self._network_inputs(features)
         with torch.no_grad(), self.network.run_layer.precision(inputs.state.device):
-            summary = self.network.summary(*inputs[:-1])
+            summary = self.network(self.network.summary, *inputs[:-1])
         return self._value(_head_inputs(summary, inputs.state))
 
     def evaluate_actions(self, features: Any, drawn: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        prefix, read = self._read(self._network_inputs(features))
-        log_prob = self._paths.density(self._path_velocity(prefix), read, drawn)
+        log_prob, read = self.network(self._density, self._network_inputs(features), drawn)
         return log_prob, self._paths.entropy(read, drawn), self._value(read)
+
+    def _density(self, inputs: Inputs, drawn: Tensor) -> tuple[Tensor, Tensor]:
+        """The log-density of a path, and the inputs of the heads."""
+        prefix, read = self._read(inputs)
+        return self._paths.density(self._path_velocity(prefix), read, drawn), read
 
     def _read(self, inputs: Inputs) -> tuple[Any, Tensor]:
         """What the actions attend to, and the inputs of the heads."""
