@@ -140,7 +140,10 @@ def _header(data: bytes) -> tuple[Kind, int, int] | None:
 def pack_segment(segment: Segment, columns: Columns) -> bytes:
     """Pack tables: the steps, the row after them, and the distinct frames of each camera."""
     steps = dict(columns.steps)
-    after = {"first": np.array([segment.first], np.int64), "time_ns": np.array([columns.last_time_ns], np.int64)}
+    after: dict[str, Array] = {
+        "first": np.array([segment.first], np.int64),
+        "time_ns": np.array([columns.last_time_ns], np.int64),
+    }
     if segment.prompt_changes:
         text = json.dumps(changes_to_json(segment.prompt_changes)).encode()
         after[_PROMPT_CHANGES] = np.frombuffer(text, np.uint8)[None]

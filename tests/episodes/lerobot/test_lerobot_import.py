@@ -156,6 +156,17 @@ def test_task_of_each_frame_is_the_prompt_of_the_step(tmp_path: Path) -> None:
     EpisodeLog(tmp_path / "log").commit(changed)
 
 
+def test_episode_with_too_many_changes_of_the_task_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root, (first, second) = tmp_path / "theirs", LENGTHS
+    write_foreign(root)
+    change_tasks(root, [1, 0, *[1] * (first - 2), *[0] * second], [["sort", "stack"], ["sort"]])
+    monkeypatch.setattr("dovetail.episodes.lerobot.read.MAX_PROMPT_CHANGES", 1)
+    with pytest.raises(StoreError, match="the prompt of episode 0 changes 2 times, but at most 1 are allowed"):
+        open_dataset(root).episode(0)
+
+
 def test_frame_of_an_unknown_task_is_refused(tmp_path: Path) -> None:
     root, (first, second) = tmp_path / "theirs", LENGTHS
     write_foreign(root)
