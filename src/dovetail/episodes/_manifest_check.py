@@ -71,6 +71,7 @@ def _check_facts(manifest: Mapping[str, Any]) -> None:
     _require(not missing, f"there is no column {', '.join(missing)}")
     optional_facts(manifest)
     changes_from_json(manifest.get("prompt_changes", []), num_steps=manifest["num_steps"])
+    _require(manifest.get("deterministic") in (None, True, False), "deterministic should be true or false")
     Outcome(manifest["outcome"])
     _require(manifest["judgement"] is None or Outcome(manifest["judgement"]) in Outcome, "judgement")
     robot = EpisodeStart.from_json(manifest).robot

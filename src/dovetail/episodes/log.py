@@ -81,6 +81,7 @@ class EpisodeInfo:
     reset_s: float | None = None  # time of the reset before the first step, by the robot's clock; None: unknown
     has_success: bool = True  # False: the task does not tell success
     prompt_changes: tuple[PromptChange, ...] = ()  # `prompt` is that of the first step
+    deterministic: bool | None = None  # without exploration noise; None: unknown
 
     @property
     def success(self) -> bool | None:
