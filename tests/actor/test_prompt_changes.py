@@ -41,7 +41,7 @@ def test_new_prompt_requests_a_chunk_at_its_first_step(kind):
     """Without a change, a chunk of 8 actions would last to step 8."""
     cell = staged()
     policy = ChunkPolicy(cell.raw.spec, horizon=8, guidable=True, prompted=True)
-    actor = cell.actor(policy, kind=kind)
+    actor = cell.actor(policy, kind=kind, execution_horizon=8)
     for _ in range(2):  # the second episode begins with the first prompt again
         episode = actor.run(order())
         assert (episode.prompt, episode.prompt_changes) == (OPEN, CHANGES)
@@ -56,7 +56,7 @@ def test_old_chunk_is_executed_until_the_new_one_is_ready(kind):
     prompt begins at step 8, so chunk 2 is executed from step 11 on."""
     cell = staged()
     policy = ChunkPolicy(cell.raw.spec, horizon=8, guidable=True, prompted=True)
-    episode = cell.actor(policy, kind=kind, simulated_delay_ticks=3).run(order())
+    episode = cell.actor(policy, kind=kind, execution_horizon=8, simulated_delay_ticks=3).run(order())
     assert episode.column("chunk_id").tolist() == [-1] * 3 + [0] * 4 + [1] * 4 + [2]
     assert prompts_seen(policy) == [OPEN, PUT, CLOSE]
 
