@@ -288,7 +288,7 @@ def test_plan_is_discarded_after_takeover(mode):
 def test_chunk_of_a_policy_with_a_base_is_discarded_at_takeover(mode):
     """Its actions are for where the arm was before a person moved it. Only the base's proposal in it is still of use."""
     spec = replace(SPEC, base=BaseSpec(horizon=H, every=4, inputs=()))
-    planner, inference = scripted_planner(mode, spec=spec, propose=lambda row, proposal: None)
+    planner, inference = scripted_planner(mode, spec=spec, propose=lambda row, proposal, embedding: None)
     run(planner, [0])
     for tick in (1, 2):  # a person acts, for a shorter time than the inference takes
         planner.update_proposal(tick)

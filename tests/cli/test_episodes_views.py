@@ -20,6 +20,7 @@ from dovetail.labels.store import LabelStore
 from dovetail.runs.folder import RunFolder
 from support.command_line import Cli
 from support.made_runs import label, made_episode, made_run
+from support.prompt_changes import with_prompts
 
 A, B, C = (f"20260301T12000{n}-000000000-panda-{n:012x}" for n in (1, 2, 3))
 
@@ -121,6 +122,17 @@ def test_show_one_episode(cli: Cli, run: RunFolder) -> None:
     assert [row[:2] for row in history] == [["✗", "60"], ["✓", "anna"], ["✗", "outcome"]]
     assert [row[-1] for row in history] == ["0", "current", "0"]
     assert "1" in history[1] and "10" in history[1]  # its version, and its priority
+
+
+def test_show_lists_the_prompts_of_an_episode(cli: Cli, run: RunFolder) -> None:
+    episode = with_prompts(made_episode("20260401T000000-1-panda-0"), {2: "turn it", 4: "let go"})
+    EpisodeLog(run.episodes).commit(episode)
+    out = cli("episodes", "show", "made", "last").out
+    lines = [line.strip() for line in out.splitlines()]
+    at = next(number for number, line in enumerate(lines) if line.endswith("peg_insertion: put the peg in"))
+    assert lines[at + 1 : at + 3] == ["from step 2: turn it", "from step 4: let go"]
+    newest = json.loads(cli("episodes", "ls", "made", "--json").out.splitlines()[-1])
+    assert newest["prompt_changes"] == [{"step": 2, "prompt": "turn it"}, {"step": 4, "prompt": "let go"}]
 
 
 def test_show_an_episode_without_labels_or_with_damaged_labels(cli: Cli, run: RunFolder) -> None:

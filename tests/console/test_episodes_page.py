@@ -76,6 +76,9 @@ def test_episode_is_played_and_the_next_opened_by_keyboard(console, page):
     console.enter(page, "/episodes")
     page.click("tr[data-id=e07]")
     page.wait_for_selector(".dv-viewer[data-episode=e07]")
+    facts = page.locator(".dv-view header .dv-facts").all_inner_texts()
+    assert facts[0] == "from step 5: <b>pull</b> it back"  # as text
+    assert len(facts) == 2
     page.keyboard.press("Shift+ArrowRight")
     page.wait_for_selector(".dv-player[data-index='10']")
     page.keyboard.press("ArrowDown")

@@ -15,7 +15,9 @@ from dovetail.core.errors import StoreError, UsageError
 from dovetail.core.types import Episode, Observation, Outcome, Purpose, Segment
 from dovetail.episodes._manifest import pack_manifest, unpack_manifest
 from dovetail.episodes.log import EpisodeLog
-from support.small_episodes import assert_same_episode
+from dovetail.episodes.spool import Spool
+from support.prompt_changes import prompts_of, with_prompts
+from support.small_episodes import assert_same_episode, record
 
 Make = Callable[..., Episode]
 
@@ -270,3 +272,79 @@ def test_any_columns_round_trip(
     log.commit(episode)
     log.commit(episode)
     assert_same_episode(log.load("e1"), episode)
+
+
+# ---- prompts that change
+
+_TEXTS = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=40)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    prompts=st.dictionaries(st.integers(1, 7), _TEXTS, max_size=7),
+    cuts=st.sets(st.integers(1, 7), max_size=3),
+)
+def test_prompts_of_steps_round_trip_through_spool_and_log(
+    tmp_path_factory: pytest.TempPathFactory, make_episode: Make, prompts: dict[int, str], cuts: set[int]
+) -> None:
+    folder = tmp_path_factory.mktemp("run")
+    episode = with_prompts(make_episode(num_steps=8, cuts=tuple(sorted(cuts))), prompts)
+    spool, log = Spool(folder / "spool"), EpisodeLog(folder / "episodes")
+    record(spool, episode)
+    spooled = spool.load("e1")
+    assert spooled is not None
+    assert_same_episode(spooled, episode)
+    log.commit(spooled)
+    assert_same_episode(log.load("e1"), episode)
+    assert log.manifest("e1").prompt_changes == episode.prompt_changes
+    log.commit(episode)  # the same content
+
+
+def test_content_without_changes_of_the_prompt_is_that_of_older_versions(
+    tmp_path: Path, make_episode: Make
+) -> None:
+    log, other = EpisodeLog(tmp_path / "a"), EpisodeLog(tmp_path / "b")
+    log.commit(make_episode(num_steps=3))
+    other.commit(with_prompts(make_episode(num_steps=3), {2: "wait"}))
+    plain, changed = (json.loads((tmp_path / name / "e1/manifest.json").read_text()) for name in "ab")
+    assert "prompt_changes" not in plain
+    assert changed["prompt_changes"] == [[2, "wait"]]
+    assert plain["content"] != changed["content"]
+
+
+@pytest.mark.parametrize(
+    ("stored", "why"),
+    [
+        ("soon", "should be pairs"),
+        ([[1, 2]], "should be pairs"),
+        ([[True, "a"]], "should be pairs"),
+        ([[0, "a"]], "out of order"),
+        ([[5, "a"]], "after the last step"),
+        ([[2, "a"], [2, "b"]], "out of order"),
+        ([[1, "x" * 4097]], "4097 bytes"),
+        ([[1, "a"]] * 101, "101 times"),
+        ([[1, "\ud800"]], "is not valid"),
+    ],
+)
+def test_manifest_with_wrong_changes_of_the_prompt_is_refused(
+    tmp_path: Path, make_episode: Make, stored: object, why: str
+) -> None:
+    log = EpisodeLog(tmp_path)
+    log.commit(make_episode(num_steps=5))
+    path = tmp_path / "e1/manifest.json"
+    manifest = unpack_manifest(path.read_bytes(), name="e1")
+    path.write_bytes(pack_manifest({**manifest, "prompt_changes": stored}))
+    with pytest.raises(StoreError, match=why):
+        log.load("e1")
+
+
+def test_too_many_changes_of_the_prompt_are_refused_before_anything_is_written(
+    tmp_path: Path, make_episode: Make
+) -> None:
+    episode = make_episode(num_steps=110)
+    log = EpisodeLog(tmp_path)
+    with pytest.raises(StoreError, match="changes 101 times in one episode, but at most 100"):
+        log.commit(with_prompts(episode, {step: str(step) for step in range(1, 102)}))
+    longest = {step: f"{step:03d}" + "\x01" * 4093 for step in range(1, 101)}  # six bytes each in JSON
+    log.commit(with_prompts(episode, longest))
+    assert prompts_of(log.load("e1")) == longest

@@ -18,6 +18,7 @@ from dovetail.core.types import Episode, Outcome
 from dovetail.episodes import _journal
 from dovetail.episodes.log import EpisodeLog
 from dovetail.episodes.spool import Spool
+from support.prompt_changes import with_prompts
 from support.small_episodes import after, assert_same_episode, cut_short, make_episode, record
 
 Make = Callable[..., Episode]
@@ -259,3 +260,15 @@ def test_holds_steps_ignores_empty_episodes(tmp_path: Path) -> None:
     spool.close()
     spool.set_aside("e2")
     assert spool.holds_steps
+
+
+@pytest.mark.parametrize("stored", [7, [[9, "late"]], [["1", "a"]], [[1, "x" * 5000]], [[2, "a"], [1, "b"]]])
+def test_journal_with_wrong_changes_of_the_prompt_cannot_be_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stored: object
+) -> None:
+    spool = Spool(tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr(_journal, "changes_to_json", lambda changes: stored)
+        record(spool, with_prompts(make_episode(num_steps=5), {2: "wait"}))
+    with pytest.raises(StoreError, match="cannot be read"):
+        spool.load("e1")

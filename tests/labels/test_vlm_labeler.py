@@ -21,6 +21,7 @@ from dovetail.labels.store import LabelStore
 from dovetail.labels.vlm import VLMConfig, VLMLabeler
 from support.camera_episodes import camera_episode
 from support.chat_server import ChatServer, Question, bright
+from support.prompt_changes import with_prompts
 
 FAST = {"backoff_s": 0.001, "timeout_s": 5.0}
 
@@ -91,6 +92,16 @@ def test_question_contains_task_and_frames(server: ChatServer, make_episode: Any
     assert '"push the cube"' in question.text
     assert "after 0.5 s" in question.text  # the sixth of eleven observations at 10 Hz
     assert question.model == "tiny"  # the first that it lists
+
+
+def test_question_names_each_prompt_with_its_time(server: ChatServer, make_episode: Any) -> None:
+    plain = camera_episode(make_episode, prompt="open the lid")
+    labeler(server, num_frames=2).label(with_prompts(plain, {4: "put it in", 7: "<close> the lid"}))
+    (question,) = server.questions
+    texts = ['"open the lid"', 'The task after 0.4 s, as a JSON string: "put it in"', "The task after 0.7 s"]
+    places = [question.text.index(text) for text in texts]
+    assert places == sorted(places)
+    assert "<close>" not in question.text  # escaped, as every text of an episode
 
 
 def test_unknown_camera_is_refused(server: ChatServer, make_episode: Any) -> None:

@@ -8,6 +8,7 @@ import torch
 from tensordict import TensorDict
 
 from dovetail.core.errors import CheckpointError, UsageError
+from dovetail.core.prompts import decode_prompt
 from dovetail.core.specs import ArraySpec
 from dovetail.core.types import Episode, EpisodeStart, Labels, Observation, Outcome, Purpose, Segment
 from dovetail.learn.algorithms.imitation import Imitation, ImitationConfig
@@ -17,6 +18,7 @@ from dovetail.learn.learner import Learner
 from dovetail.policies.flows.flow import Flow, FlowConfig
 from dovetail.replay.mapped import MappedReplay
 from dovetail.testing import check_algorithm
+from support.prompt_changes import with_prompts
 
 HORIZON = 4
 
@@ -202,6 +204,28 @@ def demos(robot, tmp_path):
         replay.add(*demonstration(robot, number, num_steps))
     yield replay
     replay.close()
+
+
+def test_flow_trains_with_the_prompt_of_each_step(make_flow, robot, tmp_path):
+    """Observation i is i. The prompt is another one from step 2 on, and again from step 5 on."""
+    episode, labels = demonstration(robot, 0, 6)
+    texts = ["", "", "reach", "reach", "reach", "grasp"]
+    flow = make_flow(prompt_features=4)
+    given, features = [], flow.features
+
+    def spy(observations):
+        given.append((observations["joint_pos"][:, 0].int().tolist(), observations["prompt"].numpy().copy()))
+        return features(observations)
+
+    flow.features = spy
+    replay = MappedReplay(folder=tmp_path / "replay")
+    replay.open()
+    replay.add(with_prompts(episode, {2: "reach", 5: "grasp"}), labels)
+    algorithm = Imitation(ImitationConfig(batch_size=8), policy=flow)
+    Learner(algorithm=algorithm, replay=replay, robot=robot, rng=np.random.default_rng(0)).warm_up(10)
+    replay.close()
+    seen = {(step, decode_prompt(row)) for steps, rows in given for step, row in zip(steps, rows, strict=True)}
+    assert seen == set(enumerate(texts))
 
 
 def test_replay_masks_actions_past_the_end(make_flow, demos, robot):

@@ -327,7 +327,7 @@ def test_other_schema_keys_or_capacity_reset_replay(tmp_path: Path, monkeypatch:
     filled()
     with monkeypatch.context() as later:
         later.setattr(_writer_files, "SCHEMA", 9)
-        assert reason(open_mapped(folder)) == "its schema is 4, but this version writes 9"
+        assert reason(open_mapped(folder)) == "its schema is 5, but this version writes 9"
     others = "it was made for other observations or another capacity"
     filled()
     assert reason(MappedReplay(folder=folder, keys=("state",))) == others

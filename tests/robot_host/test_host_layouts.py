@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from dovetail.config.load import load
-from dovetail.core.types import Outcome, Purpose, Source
+from dovetail.core.types import Outcome, PromptChange, Purpose, Source
 from dovetail.episodes.log import EpisodeLog
 from dovetail.runs.assembly.build import build_assembly
 from dovetail.runs.folder import RunFolder
@@ -28,6 +28,17 @@ SHORT_TAKEOVERS = (
 )
 LARGE_CAMERA = "robot.image_size=[320, 240]"  # the policy sees 128x96
 FLOW = "policy={type: flow, horizon: 8, hidden: 16, inputs: [ee_pose, goal]}"
+
+PROMPTED = "policy={type: flow, horizon: 8, hidden: 16, inputs: [ee_pose, goal], prompt_features: 4}"
+
+
+def evaluation(path, layout, *overrides):
+    assembly = build_assembly(load([path], (*overrides, f"actor.layout={layout}")))
+    try:
+        order = order_episode(assembly, purpose=Purpose.EVAL, index=0, config_hash="0" * 64)
+        return assembly.actor_for(Purpose.EVAL).run(order)
+    finally:
+        assembly.close()
 
 
 def episodes(path, layout, *overrides):
@@ -92,6 +103,25 @@ def test_same_seed_gives_the_same_episodes_in_every_layout(tmp_path, processes, 
     assert {Source.HUMAN, Source.POLICY} == set(inline[1].column("source"))  # the operator has taken over
     assert inline[3].column("chunk_id").max() > 1
     assert inline[0].outcome is Outcome.SUCCESS
+
+
+@pytest.mark.parametrize("mode", ["sequential", "naive", "rtc"])
+def test_prompt_that_changes_reaches_policy_and_recorder_in_every_layout(tmp_path, processes, mode):
+    path = tmp_path / "scene.yaml"
+    path.write_text(SCENE)
+    staged = "task={type: 'dovetail.testing.staged_task:StagedTask', steps_per_stage: 5, max_steps: 12, tolerance: 1e-9}"
+    changing = (staged, PROMPTED, f"actor.type={mode}", "operator={type: none}", "actor.simulated_delay_ticks=1")
+    inline, separate = (evaluation(path, layout, *changing) for layout in ("one_process", "processes"))
+    assert_same(inline, separate)
+    assert (inline.prompt, inline.prompt_changes) == (
+        "open the lid",
+        (PromptChange(step=5, prompt="put the cube into the box"),),
+    )
+    assert separate.prompt_changes == inline.prompt_changes
+    same = evaluation(path, "one_process", *changing, "task.stages=['open the lid']")
+    actions, others = inline.column("proposed"), same.column("proposed")
+    np.testing.assert_array_equal(actions[:5], others[:5])
+    assert not np.array_equal(actions[6:], others[6:])  # the policy reads the words
 
 
 @pytest.mark.extended

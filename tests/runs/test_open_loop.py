@@ -14,6 +14,7 @@ from dovetail.core.specs import PolicySpec
 from dovetail.runs.open_loop import OpenLoopErrors, Predicted, predict
 from support.counting_policy import CountingPolicy, CountingPolicyConfig
 from support.made_runs import ROBOT, made_episode
+from support.prompt_changes import with_prompts
 
 
 def counting(robot=ROBOT, **settings):
@@ -92,6 +93,13 @@ def test_rotation_targets_are_compared_as_rotations():
     one = predicted([(0, 0, 0, 0, 0, np.pi - 0.1)], [0], [[(0, 0, 0, 0, 0, -np.pi + 0.1)]])
     errors = OpenLoopErrors.of([one], spec_of(parts=(pose,)))
     np.testing.assert_allclose(errors.mae[5], 0.2, atol=1e-5)
+
+
+def test_each_chunk_is_requested_with_the_prompt_of_its_step():
+    episode = with_prompts(made_episode("e", num_steps=7), {3: "turn it", 5: "let go"})
+    predict(counting(), episode, ticks=1, every=2)
+    given = [decode_prompt(inputs["prompt"][0]) for inputs in CountingPolicy.calls]
+    assert given == ["put the peg in", "put the peg in", "turn it", "let go"]  # at steps 0, 2, 4 and 6
 
 
 def test_the_policy_gets_prompt_history_and_scaled_images_as_in_acting():

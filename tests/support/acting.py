@@ -96,7 +96,7 @@ def make_planner(mode, inference, *, spec=SPEC, execution_horizon=4, simulated_d
 class ChunkPolicy:
     """Chunks of `horizon` tiny actions that encode their call and index."""
 
-    def __init__(self, robot, horizon=4, history=None, value=None, guidable=False):
+    def __init__(self, robot, horizon=4, history=None, value=None, guidable=False, prompted=False):
         keys = [k for k, s in robot.observation.items() if not s.is_image]
         self.spec = PolicySpec(
             name="chunks",
@@ -106,6 +106,7 @@ class ChunkPolicy:
             horizon=horizon,
             history=history or {},
             guidable=guidable,
+            prompted=prompted,
         )
         self.calls, self.seeds, self.observations, self.value, self.contexts = 0, [], [], value, []
 
@@ -144,8 +145,8 @@ class Person:
 class FakeWorkcell:
     """A fake robot behind the safety filter, with task and clock."""
 
-    def __init__(self, *, bimanual=False, max_steps=12, raw=None, safety=None, **config):
-        self.task = FakeTask(FakeTaskConfig(max_steps=max_steps, tolerance=0.0))
+    def __init__(self, *, bimanual=False, max_steps=12, raw=None, safety=None, task=None, **config):
+        self.task = task or FakeTask(FakeTaskConfig(max_steps=max_steps, tolerance=0.0))
         self.clock = SimulatedClock()
         if raw is not None:
             self.raw = raw(task=self.task, clock=self.clock)

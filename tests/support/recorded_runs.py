@@ -12,6 +12,7 @@ from dovetail.episodes.log import EpisodeLog
 from dovetail.human.scripted import Demonstrator
 from dovetail.robots.safety import SafeRobot
 from dovetail.runs.folder import RunFolder
+from support.prompt_changes import with_prompts
 
 __all__ = ["CAMERAS", "record_run"]
 
@@ -21,7 +22,8 @@ CAMERAS = ("front", "wrist")
 def record_run(
     path: Path, *, num_episodes: int, seconds: float = 1.2, cameras: tuple[str, ...] = CAMERAS
 ) -> RunFolder:
-    """Episodes e00, e01, ...; every third is an evaluation. Each is stored twice, because rendering is slow.
+    """Episodes e00, e01, ...; every third is an evaluation. Each is stored twice, because rendering is slow. The prompt of
+    e07 changes.
 
     Without `cameras` only the simulator's trace is recorded.
     """
@@ -58,7 +60,8 @@ def record_run(
         recorded.append(actor.run(order))
     raw.close()
     for index in range(num_episodes):
-        log.commit(_renamed(recorded[index % len(recorded)], index))
+        episode = _renamed(recorded[index % len(recorded)], index)
+        log.commit(with_prompts(episode, {5: "<b>pull</b> it back"}) if episode.id == "e07" else episode)
     return folder
 
 

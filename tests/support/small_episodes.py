@@ -101,6 +101,7 @@ def assert_same_episode(a: Episode, b: Episode) -> None:
     for field in dataclasses.fields(Episode):
         if field.name != "segments":
             assert getattr(a, field.name) == getattr(b, field.name), field.name
+    assert a.prompt_changes == b.prompt_changes
     assert set(a.segments[0].columns) == set(b.segments[0].columns)
     for name in a.segments[0].columns:
         assert_bits(a.column(name), b.column(name))

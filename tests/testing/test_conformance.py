@@ -54,6 +54,7 @@ from dovetail.testing.fakes import (
     FakeTaskConfig,
 )
 from dovetail.testing.live import LiveArm, LiveArmConfig
+from dovetail.testing.staged_task import StagedTask, StagedTaskConfig
 
 ARM = FakeArmConfig(image_size=(8, 6))
 HISTORY = FakePolicyConfig(horizon=50, history={"joint_pos": 50})
@@ -434,6 +435,19 @@ class Boastful(FakeTask):
 
     def expert(self) -> FakeExpert:
         return self.Liar(self.robot)
+
+
+class StaysInStage(StagedTask):
+    def reset(self, robot: Robot, *, rng: np.random.Generator) -> None:
+        stage = self._stage
+        super().reset(robot, rng=rng)
+        self._stage = stage
+
+
+def test_task_with_stages_passes_unless_reset_stays_in_a_stage() -> None:
+    check_task(lambda: StagedTask(StagedTaskConfig()), arm, max_steps=100)
+    with pytest.raises(AssertionError, match="does not go back to the first stage's prompt"):
+        check_task(lambda: StaysInStage(StagedTaskConfig()), arm, max_steps=100)
 
 
 @pytest.mark.parametrize(

@@ -26,9 +26,9 @@ import numpy as np
 from dovetail.actor.board_layout import MAX_METRICS, MAX_REWARDS, NAMES_BYTES, STEP, BoardLayout
 from dovetail.actor.process_signals import ProcessSignals
 from dovetail.actor.seen_frames import SeenFrames
-from dovetail.core.errors import SpecMismatch
+from dovetail.core.errors import SpecMismatch, UsageError
 from dovetail.core.image_sizes import is_fitted
-from dovetail.core.prompts import decode_prompt, encode_prompt, prompt_width
+from dovetail.core.prompts import MAX_PROMPT_CHANGES, decode_prompt, encode_prompt, prompt_width
 from dovetail.core.proposals import EMBEDDING, PROPOSAL
 from dovetail.core.seqlock import Seqlock
 from dovetail.core.specs import ArraySpec, PolicySpec
@@ -54,6 +54,8 @@ class Board(ProcessSignals):
         self._captured_ns: dict[str, int] = {}
         self._reward_names: tuple[str, ...] = ()
         self._metric_names: tuple[str, ...] = ()
+        self._num_prompt_changes = 0  # in the current episode
+        self._newest_prompt = ""
 
     # ---- counters
 
@@ -74,6 +76,7 @@ class Board(ProcessSignals):
 
     @property
     def prompt(self) -> str:
+        """The newest prompt."""
         return decode_prompt(self._arrays["prompt"])
 
     # ---- control writes
@@ -81,11 +84,25 @@ class Board(ProcessSignals):
     def begin(self, *, prompt: str = "") -> int:
         """Start a new episode at the next row. Its clock may start again at 0."""
         self._captured_ns.clear()
-        encoded = encode_prompt(prompt)
-        self._arrays["prompt"][: len(encoded)], self._arrays["prompt"][len(encoded) :] = encoded, 0
+        self._num_prompt_changes = 0
+        self._write_prompt(prompt)
         self._counters["worst_late_ns"][0] = 0
         self._counters["first"][0] = self.num_seen
         return self.num_seen
+
+    def change_prompt(self, row: int, prompt: str) -> bool:
+        """Use this prompt from a row on, before a chunk is requested for it. Returns whether it is another one."""
+        if prompt == self._newest_prompt:
+            return False
+        if self._num_prompt_changes == MAX_PROMPT_CHANGES:
+            raise UsageError(
+                f"the task changed its prompt more than {MAX_PROMPT_CHANGES} times in one episode. Change it only where a "
+                "stage of the task begins"
+            )
+        self._num_prompt_changes += 1
+        self._write_prompt(prompt)
+        self._arrays["row_prompt"][row % self._num_rows] = self._num_prompt_changes
+        return True
 
     def frame_buffer(self, key: str) -> Array:
         """Memory for a camera's next frame. A driver that writes there saves a copy."""
@@ -179,7 +196,8 @@ class Board(ProcessSignals):
             else:
                 inputs[key] = values
         if spec.prompted:
-            prompt = self._arrays["prompt"][None]
+            number = self._arrays["row_prompt"][row % self._num_rows]
+            prompt = self._arrays["prompts"][number][None]
             inputs["prompt"] = prompt[:, : prompt_width(prompt)].copy()
         return inputs
 
@@ -194,6 +212,14 @@ class Board(ProcessSignals):
         columns |= {f"extra/{name}": column[at] for name, column in self._extras.items()}
         columns |= {f"observation/{key}": self._gather(key, rows) for key in self._values}
         return columns
+
+    def prompt_numbers(self, first: int, end: int) -> Array:
+        """The number of the prompt of each row; 0 is that of the episode's first row."""
+        numbers: Array = self._arrays["row_prompt"][np.arange(first, end) % self._num_rows]
+        return numbers
+
+    def prompt_text(self, number: int) -> str:
+        return decode_prompt(self._arrays["prompts"][number])
 
     def action(self, row: int) -> tuple[Source, int, Array]:
         """Source, policy version and executed action of a complete step."""
@@ -236,6 +262,7 @@ class Board(ProcessSignals):
     def _write(self, row: int, observation: Observation) -> None:
         at = row % self._num_rows
         self._row["time_ns"][at] = observation.time_ns
+        self._arrays["row_prompt"][at] = self._num_prompt_changes
         for key, ring in self._values.items():
             value = observation.values[key]
             if key not in self._frame_of:
@@ -249,6 +276,12 @@ class Board(ProcessSignals):
                 self._captured_ns[key] = captured_ns
                 self._num_frames[key] += 1
             self._frame_of[key][at] = self._num_frames[key] - 1
+
+    def _write_prompt(self, prompt: str) -> None:
+        encoded = encode_prompt(prompt)
+        for text in (self._arrays["prompts"][self._num_prompt_changes], self._arrays["prompt"]):
+            text[: len(encoded)], text[len(encoded) :] = encoded, 0
+        self._newest_prompt = prompt
 
     def _seen(self, key: str, rows: Array, spec: ArraySpec, *, first: int) -> Array:
         """Observations of some rows; images in the size of a policy's spec, if they can be scaled down to it."""

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from dovetail.core.prompts import MAX_PROMPT_BYTES
+from dovetail.core.prompts import MAX_PROMPT_BYTES, MAX_PROMPT_CHANGES
 from dovetail.core.specs import RobotSpec
 from dovetail.core.types import Array
 
@@ -152,6 +152,8 @@ class BoardLayout:
             yield f"guard/measured/{key}", dtype, (NUM_MEASURED, *shape)
         yield "person/request_length", "int64", (1,)
         yield "person/request", "uint8", (REPORT_BYTES,)
+        yield "prompts", "uint8", (1 + MAX_PROMPT_CHANGES, MAX_PROMPT_BYTES)  # of the current or last episode
+        yield "row_prompt", "int64", (rows,)  # which of them belongs to a row
 
     @property
     def vectors(self) -> tuple[str, ...]:

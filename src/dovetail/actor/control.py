@@ -14,7 +14,7 @@ import numpy as np
 
 from dovetail.actor.board import Board
 from dovetail.actor.episode_end import EpisodeEnd, HealthCheck
-from dovetail.actor.episode_prompt import prepare_prompt
+from dovetail.actor.episode_prompt import next_prompt, prepare_prompt
 from dovetail.actor.homing import Home, go_home
 from dovetail.actor.planner import PlannedAction, Planner
 from dovetail.actor.reset import ResetExecutor, StopRequested
@@ -193,6 +193,7 @@ class ControlLoop:
             row = self._observe()
             verdict = self._task.judge(self._robot, self._last, num_steps=self._num_steps + 1)
             self._board.judge(row - 1, verdict, first=self._num_steps == 0)
+            self._use_prompt(row)
             self._num_steps += 1
             on_step()
             outcome = outcome or verdict.outcome
@@ -200,6 +201,12 @@ class ControlLoop:
         if outcome is Outcome.TIMEOUT and isinstance(self._task, AsksVerdict) and self._task.verdict_request:
             outcome = self._ask_verdict(self._task.verdict_request)
         return outcome
+
+    def _use_prompt(self, row: int) -> None:
+        """Use the task's prompt from this row on. Another one makes the plan out of date."""
+        prompt = next_prompt(self._task)
+        if prompt is not None and self._board.change_prompt(row, prompt) and self._planner:
+            self._planner.replan(row)
 
     def _ended_by(self, event: Event | None) -> Outcome | None:
         self._stopped = event is Event.STOP or self._should_stop()

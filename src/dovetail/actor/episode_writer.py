@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from dovetail.actor.board import Board
 from dovetail.core.contracts import Recorder
 from dovetail.core.errors import FailureError
-from dovetail.core.types import Episode, EpisodeStart, Outcome, Segment
+from dovetail.core.types import Array, Episode, EpisodeStart, Outcome, PromptChange, Segment
 
 __all__ = ["EpisodeWriter"]
 
@@ -21,6 +23,7 @@ class EpisodeWriter:
     def begin(self, start: EpisodeStart, *, first: int) -> None:
         self._start = start
         self._first = self._next = first
+        self._prompt_number = 0
         self._segments: list[Segment] = []
         if self._recorder is not None:
             self._recorder.begin(start)
@@ -64,6 +67,7 @@ class EpisodeWriter:
         if self._start is None or end <= self._next:
             return
         columns = self._board.columns(self._next, end)
+        changes, prompt_number = self._prompt_changes(self._board.prompt_numbers(self._next, end))
         after = self._board.copy(end)
         if self._board.is_overwritten(self._next):
             raise FailureError(
@@ -76,9 +80,19 @@ class EpisodeWriter:
             final=final,
             columns=columns,
             last_observation=after if final else None,
+            prompt_changes=changes,
         )
         if self._recorder is not None:
             self._recorder.append(segment, after=after)
         if self._keep:
             self._segments.append(segment)
-        self._next = end
+        self._next, self._prompt_number = end, prompt_number
+
+    def _prompt_changes(self, numbers: Array) -> tuple[tuple[PromptChange, ...], int]:
+        """The changes at the next steps, and the number of the last prompt."""
+        changed = np.flatnonzero(np.diff(numbers, prepend=self._prompt_number))
+        changes = [
+            PromptChange(step=self._next - self._first + int(at), prompt=self._board.prompt_text(int(numbers[at])))
+            for at in changed
+        ]
+        return tuple(changes), int(numbers[-1])

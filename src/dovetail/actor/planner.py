@@ -102,6 +102,7 @@ class Planner:
         self._num_bad = 0
         self._base: tuple[Array, int] | None = None  # the base's newest chunk [Hb, A], and the tick it starts at
         self.embedding: Array | None = None  # the base's inner features that belong to it
+        self._prompt_row = first  # the current prompt began at this row
         self.forget_before(first)
 
     def forget_before(self, row: int) -> None:
@@ -118,6 +119,17 @@ class Planner:
         self._before: Array | None = None  # executed in the tick before the request
         self._executed: Array | None = None  # executed in the last tick
 
+    def replan(self, row: int) -> None:
+        """The prompt changes at this row: discard the pending request and request a chunk for the new prompt.
+
+        A mode that computes while the arm acts executes the old chunk until the new one is ready, and never longer than
+        without the change. Otherwise the arm holds meanwhile.
+        """
+        self._prompt_row = row
+        self._request, self._is_watching = None, False
+        if not self._mode.overlaps:
+            self._plan = None
+
     def action_for(
         self, tick: int, *, horizon: int | None = None, before: Array | None = None
     ) -> PlannedAction | None:
@@ -128,7 +140,7 @@ class Planner:
         if self._is_watching:  # what was computed for an earlier tick is out of date
             self._request, self._is_watching = None, False
         self._take_answer(tick, horizon)
-        if self._request is None and (self._plan is None or self._plan.is_due(tick, horizon=horizon)):
+        if self._request is None and self._is_due(tick, horizon):
             self._send_request(tick, horizon)
             self._take_answer(tick, horizon)  # simulated inference may take no time
         plan = self._plan
@@ -143,6 +155,10 @@ class Planner:
             chunk_id=plan.chunk_id,
             chunk_index=index,
         )
+
+    def _is_due(self, tick: int, horizon: int) -> bool:
+        plan = self._plan
+        return plan is None or plan.origin < self._prompt_row or plan.is_due(tick, horizon=horizon)
 
     def update_proposal(self, tick: int) -> None:
         """Ask the base in time while something else acts: a person, or a hold."""
@@ -166,7 +182,7 @@ class Planner:
     def _known_proposal(self, tick: int) -> Array | None:
         """The same, but None if the base is due for a new chunk."""
         assert self._spec.base is not None
-        if self._base is None or tick - self._base[1] >= self._spec.base.every:
+        if self._base is None or tick - self._base[1] >= self._spec.base.every or self._base[1] < self._prompt_row:
             return None
         return self.proposal_for(tick)
 

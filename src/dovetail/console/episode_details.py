@@ -59,6 +59,7 @@ def details(episodes: RecordedEpisodes, labels: EpisodeLabels, episode_id: str) 
     every = max(1, -(-len(episode) // _MAX_POINTS))
     return {
         **summary_row(info, current),
+        "prompt_changes": [{"step": change.step, "prompt": change.prompt} for change in info.prompt_changes],
         "hz": info.robot.control_hz,
         "cameras": [{"name": name, "num_frames": num} for name, num in episodes.cameras(episode_id).items()],
         "every": every,

@@ -258,8 +258,8 @@ class Policy(Protocol):
     """Observations in, action chunk out. Numpy outside; torch and normalization inside.
 
     Arrays have a leading batch axis. A key with history h has shape [B, h, ...], oldest first, left-padded, and
-    comes with `<key>/mask` [B, h], false for padding. A policy that is `prompted` receives the task's text as `prompt`,
-    uint8 [B, 256] (core.prompts).
+    comes with `<key>/mask` [B, h], false for padding. A policy that is `prompted` receives the prompt of this step as
+    `prompt`, uint8 [B, L] (core.prompts).
     """
 
     @property
@@ -341,7 +341,7 @@ class ReplayReader(Protocol):
         `reward`: the sum of gamma^k times the k-th reward, over `num_steps` steps or to the end.
         `next/<key>`: the observation after these steps, like `observation/<key>`.
         `discount`: gamma^n for the value of that observation; 0 after a terminal step.
-        `prompt`: the task's text, uint8 [B, 256] (core.prompts).
+        `prompt`: the prompt of this step, uint8 [B, 4096] (core.prompts).
         `steps_to_end`: steps from this one to the episode's end, this one included, int64 [B].
         `success`: whether the episode is labeled as a success, bool [B].
         """

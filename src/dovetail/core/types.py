@@ -24,6 +24,7 @@ __all__ = [
     "Labels",
     "Observation",
     "Outcome",
+    "PromptChange",
     "Purpose",
     "SampleRequest",
     "Segment",
@@ -174,11 +175,21 @@ class Step:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PromptChange:
+    """From this step of an episode on, the prompt is another one."""
+
+    step: int
+    prompt: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Segment:
     """Contiguous steps of one episode as columns, one row per step. The final segment has the last observation.
 
     Columns: `time_ns`, `observation/<key>`, `proposed`, `executed`, `source`, `policy_version`, `chunk_id`,
     `chunk_index`, `reward/<component>`, `metric/<name>`, `extra/<name>`.
+
+    `prompt_changes` are those at its steps, in order. Without one, the prompt stays as it was.
     """
 
     episode_id: str
@@ -186,6 +197,7 @@ class Segment:
     final: bool
     columns: Mapping[str, Array]
     last_observation: Observation | None = None
+    prompt_changes: tuple[PromptChange, ...] = ()
 
     def __len__(self) -> int:
         return len(self.columns["executed"])
@@ -197,6 +209,7 @@ class Segment:
         episode_id: str,
         first: int = 0,
         last_observation: Observation | None = None,
+        prompt_changes: Sequence[PromptChange] = (),
     ) -> Segment:
         """Stack steps into columns. A `last_observation` makes the segment final."""
         columns: dict[str, Array] = {
@@ -224,6 +237,7 @@ class Segment:
             final=last_observation is not None,
             columns=columns,
             last_observation=last_observation,
+            prompt_changes=tuple(prompt_changes),
         )
 
 
@@ -265,7 +279,7 @@ class EpisodeStart:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Episode:
-    """A recorded episode, from reset to end. Its rewards are in `Labels`."""
+    """A recorded episode, from reset to end. Its rewards are in `Labels`. `prompt` is that of its first step."""
 
     id: str
     task: str
@@ -325,6 +339,11 @@ class Episode:
     def column(self, name: str) -> Array:
         """One column over the whole episode, [T, ...]."""
         return np.concatenate([segment.columns[name] for segment in self.segments])
+
+    @property
+    def prompt_changes(self) -> tuple[PromptChange, ...]:
+        """Where the prompt changed, in order; empty for most tasks."""
+        return tuple(change for segment in self.segments for change in segment.prompt_changes)
 
     @property
     def num_human_steps(self) -> int:
@@ -425,7 +444,7 @@ class SampleRequest:
     rows: Mapping[View, int]
     window: Window = field(default_factory=Window)
     next_observations: bool = True  # needed for bootstrapping
-    prompts: bool = False  # the task's text as `prompt` [B, L] (core.prompts)
+    prompts: bool = False  # the prompt of each step as `prompt` [B, L] (core.prompts)
     outcomes: bool = False  # `steps_to_end` and `success` of the episode
     achieved: bool = False  # achieved actions as `achieved` (core.achieved)
     human_axes: bool = False  # the axes that a person drove, if the robot has several moving parts

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dovetail.core.errors import StoreError
+from dovetail.core.errors import StoreError, UsageError
+from dovetail.core.prompts import check_prompt_changes
 from dovetail.core.types import Array, Episode, Observation, Segment
 from dovetail.episodes._frames import is_image
 
@@ -45,6 +46,10 @@ class Columns:
         last = episode.segments[-1].last_observation if episode.segments else None
         if last is None:
             raise StoreError(f"episode {episode.id} is not finished: it has no last observation")
+        try:
+            check_prompt_changes(episode.prompt_changes, first=0, num_steps=num_steps)
+        except UsageError as error:
+            raise StoreError(f"episode {episode.id}: {error}") from error
         return Columns.join(episode.segments, last, name=f"episode {episode.id}")
 
     @staticmethod

@@ -11,22 +11,24 @@ from __future__ import annotations
 
 import enum
 import fcntl
+import json
 import os
 import struct
 import zlib
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import BinaryIO
 
 import numpy as np
 
-from dovetail.core.disk import MissingError, load_json, open_file
+from dovetail.core.disk import MissingError, load_json, open_file, parse_json
 from dovetail.core.errors import SpecMismatch, StoreError
 from dovetail.core.types import Array, Episode, EpisodeStart, Observation, Outcome, Segment
 from dovetail.episodes._columns import FRAME, OBSERVATION, Columns
 from dovetail.episodes._frames import DistinctFrames
 from dovetail.episodes._manifest_check import optional_facts
+from dovetail.episodes._prompt_changes import changes_from_json, changes_to_json
 from dovetail.episodes._tables import MAX_SEGMENT_BYTES, from_ipc, to_ipc
 
 __all__ = [
@@ -51,6 +53,7 @@ _HEADER = struct.Struct("<4sIQI")
 _CHECK = struct.Struct("<I")
 _MAGIC = b"dvtJ"
 _SIZE = _HEADER.size + _CHECK.size
+_PROMPT_CHANGES = "prompt_changes"  # JSON, uint8 [1, L], in the row after the steps
 _MAX_COUNTED_BYTES = 96 << 20  # of one record
 
 
@@ -134,10 +137,16 @@ def _header(data: bytes) -> tuple[Kind, int, int] | None:
     return (Kind(kind), length, check) if magic == _MAGIC and kind in list(Kind) else None
 
 
-def pack_segment(first: int, columns: Columns) -> bytes:
+def pack_segment(segment: Segment, columns: Columns) -> bytes:
     """Pack tables: the steps, the row after them, and the distinct frames of each camera."""
     steps = dict(columns.steps)
-    after = {"first": np.array([first], np.int64), "time_ns": np.array([columns.last_time_ns], np.int64)}
+    after: dict[str, Array] = {
+        "first": np.array([segment.first], np.int64),
+        "time_ns": np.array([columns.last_time_ns], np.int64),
+    }
+    if segment.prompt_changes:
+        text = json.dumps(changes_to_json(segment.prompt_changes)).encode()
+        after[_PROMPT_CHANGES] = np.frombuffer(text, np.uint8)[None]
     after |= {OBSERVATION + key: value[None] for key, value in columns.last.items()}
     cameras: list[dict[str, Array]] = []
     for key in columns.images:
@@ -163,6 +172,10 @@ def _unpack_segment(
         segment = Segment(
             episode_id=episode_id, first=int(after["first"][0]), final=False, columns=dict(sorted(steps.items()))
         )
+        if _PROMPT_CHANGES in after:
+            data = parse_json(after[_PROMPT_CHANGES][0].tobytes())
+            changes = changes_from_json(data, first=segment.first, num_steps=len(segment))
+            segment = replace(segment, prompt_changes=changes)
         values = {
             name.removeprefix(OBSERVATION): row[0] for name, row in after.items() if name.startswith(OBSERVATION)
         }
@@ -221,9 +234,7 @@ def read_journal(file: BinaryIO, *, name: str) -> Episode | None:
     if after is None:
         return None
     last = segments[-1]
-    segments[-1] = Segment(
-        episode_id=last.episode_id, first=last.first, final=True, columns=last.columns, last_observation=after
-    )
+    segments[-1] = replace(last, final=True, last_observation=after)
     return Episode.of(
         start,
         segments,

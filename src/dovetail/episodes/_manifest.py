@@ -12,10 +12,11 @@ import numpy as np
 
 from dovetail.core.disk import MAX_JSON_BYTES, dump_json, load_json, read_file, sha256
 from dovetail.core.errors import StoreError, shown
-from dovetail.core.types import Episode, EpisodeStart, Outcome
+from dovetail.core.types import Episode, EpisodeStart, Outcome, PromptChange
 from dovetail.episodes._columns import FRAME, OBSERVATION, Columns
 from dovetail.episodes._frames import Layout
 from dovetail.episodes._manifest_check import check_manifest, optional_facts
+from dovetail.episodes._prompt_changes import changes_from_json, changes_to_json
 from dovetail.episodes._tables import parquet_note
 
 __all__ = [
@@ -29,6 +30,7 @@ __all__ = [
     "expected_columns",
     "layout_of",
     "pack_manifest",
+    "prompt_changes",
     "read_manifest",
     "read_manifest_copy",
     "unpack_manifest",
@@ -41,6 +43,7 @@ MANIFEST, STEPS, LAST = "manifest.json", "steps.parquet", "last.parquet"
 
 def episode_facts(episode: Episode, columns: Columns) -> dict[str, Any]:
     """Return the manifest's fields that do not depend on how the episode is stored."""
+    changes = changes_to_json(episode.prompt_changes)
     return {
         **episode.start.to_json(),
         "outcome": episode.outcome.value,
@@ -51,6 +54,7 @@ def episode_facts(episode: Episode, columns: Columns) -> dict[str, Any]:
         "policy_versions": [int(version) for version in np.unique(columns.steps["policy_version"])],
         "last_time_ns": columns.last_time_ns,
         "columns": columns.checksums(),
+        **({"prompt_changes": changes} if changes else {}),  # without them, the content is that of older versions
     }
 
 
@@ -69,6 +73,10 @@ def episode_fields(manifest: Mapping[str, Any]) -> dict[str, Any]:
         "judgement": Outcome(judgement) if judgement else None,
         **optional_facts(manifest),
     }
+
+
+def prompt_changes(manifest: Mapping[str, Any]) -> tuple[PromptChange, ...]:
+    return changes_from_json(manifest.get("prompt_changes", []), num_steps=manifest["num_steps"])
 
 
 def layout_of(camera: Mapping[str, Any]) -> Layout:

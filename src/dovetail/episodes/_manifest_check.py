@@ -14,6 +14,7 @@ from typing import Any
 from dovetail.core.errors import DovetailError, StoreError
 from dovetail.core.types import EpisodeStart, Outcome
 from dovetail.episodes._frames import MAX_PIXELS, Layout
+from dovetail.episodes._prompt_changes import changes_from_json
 
 __all__ = ["check_manifest", "optional_facts"]
 
@@ -69,6 +70,7 @@ def _check_facts(manifest: Mapping[str, Any]) -> None:
     missing = [name for name in _COLUMNS if f"steps/{name}" not in manifest["columns"]]
     _require(not missing, f"there is no column {', '.join(missing)}")
     optional_facts(manifest)
+    changes_from_json(manifest.get("prompt_changes", []), num_steps=manifest["num_steps"])
     _require(manifest.get("deterministic") in (None, True, False), "deterministic should be true or false")
     Outcome(manifest["outcome"])
     _require(manifest["judgement"] is None or Outcome(manifest["judgement"]) in Outcome, "judgement")

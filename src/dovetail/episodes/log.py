@@ -28,7 +28,7 @@ import numpy as np
 from dovetail.core.disk import check_file, fsync_folder, open_file, read_file, writer
 from dovetail.core.errors import StoreError, UsageError, did_you_mean
 from dovetail.core.specs import RobotSpec
-from dovetail.core.types import Array, Episode, Observation, Outcome, Purpose, Segment
+from dovetail.core.types import Array, Episode, Observation, Outcome, PromptChange, Purpose, Segment
 from dovetail.episodes import _order
 from dovetail.episodes._columns import FRAME, OBSERVATION, Columns
 from dovetail.episodes._frames import ColorConverter, decode
@@ -43,6 +43,7 @@ from dovetail.episodes._manifest import (
     episode_fields,
     expected_columns,
     layout_of,
+    prompt_changes,
     read_manifest,
 )
 from dovetail.episodes._tables import from_parquet
@@ -79,6 +80,7 @@ class EpisodeInfo:
     num_bytes: int
     reset_s: float | None = None  # time of the reset before the first step, by the robot's clock; None: unknown
     has_success: bool = True  # False: the task does not tell success
+    prompt_changes: tuple[PromptChange, ...] = ()  # `prompt` is that of the first step
     deterministic: bool | None = None  # without exploration noise; None: unknown
 
     @property
@@ -169,6 +171,7 @@ class EpisodeLog:
             cameras=tuple(cameras),
             images={key: _camera_info(camera, files) for key, camera in cameras.items()},
             num_bytes=sum(file["num_bytes"] for file in files.values()),
+            prompt_changes=prompt_changes(data),
         )
 
     def load(self, episode_id: str, *, images: bool = True) -> Episode:
@@ -194,6 +197,7 @@ class EpisodeLog:
             final=True,
             columns=steps,
             last_observation=Observation(time_ns=manifest["last_time_ns"], values=values),
+            prompt_changes=prompt_changes(manifest),
         )
         return Episode(**episode_fields(manifest), segments=(segment,))
 

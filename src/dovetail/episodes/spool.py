@@ -109,7 +109,7 @@ class Spool:
         if writing.num_steps and layout != writing.layout:
             odd = sorted(key for key in layout | writing.layout if layout.get(key) != writing.layout.get(key))
             raise StoreError(f"{name}: these columns changed since the first segment: {', '.join(odd)}")
-        self._write(_journal.pack(Kind.SEGMENT, _journal.pack_segment(segment.first, columns)))
+        self._write(_journal.pack(Kind.SEGMENT, _journal.pack_segment(segment, columns)))
         writing.num_steps += len(segment)
         writing.layout = layout
 

@@ -34,6 +34,7 @@ _PROGRESS = (
     'to 1 for each of the %d frames: 0 at the start, 1 when done], "success": true or false, "confidence": 0 to 1}'
 )
 _MAX_TASK_CHARS = 500
+_MAX_STAGES = 20  # the newest changes of the prompt that the model reads
 _UNUSUAL = re.compile(r'[^A-Za-z0-9 .,:;!?\'"()/_%+\\-]')
 _MAX_CHARS = 20_000  # from the end: the answer comes last, after any reasoning
 _WORDS = {"true": True, "yes": True, "success": True, "false": False, "no": False, "failure": False}
@@ -57,6 +58,9 @@ def question(
     """Return the message content: text and images in turns."""
     task = _quoted((episode.prompt or episode.task)[:_MAX_TASK_CHARS])
     content: list[dict[str, Any]] = [{"type": "text", "text": f"The task, as a JSON string: {task}"}]
+    for change in episode.prompt_changes[-_MAX_STAGES:]:
+        seconds, stage = change.step / episode.robot.control_hz, _quoted(change.prompt[:_MAX_TASK_CHARS])
+        content.append({"type": "text", "text": f"The task after {seconds:.1f} s, as a JSON string: {stage}"})
     pictures = _pictures(episode, cameras)
     for number, row in enumerate(rows, start=1):
         seconds = row / episode.robot.control_hz

@@ -57,9 +57,18 @@ def end_of_episode_columns(files: WriterFiles, whole: Segment, labels: Labels) -
 
 
 def make_block(
-    files: WriterFiles, segment: Segment, *, skip: int, record: Array, end_columns: Mapping[str, Array] | None
+    files: WriterFiles,
+    segment: Segment,
+    *,
+    skip: int,
+    record: Array,
+    prompts: Array,
+    end_columns: Mapping[str, Array] | None,
 ) -> Block:
-    """Make a block of the segment's rows after the first `skip`; a whole episode comes with its `end_columns`."""
+    """Make a block of the segment's rows after the first `skip`; a whole episode comes with its `end_columns`.
+
+    `prompts` [T] are the numbers of the prompts of the segment's steps.
+    """
     steps = {name: column[skip:] for name, column in segment.columns.items()}
     num_steps, last = len(steps["executed"]), segment.last_observation
     columns = {
@@ -68,6 +77,7 @@ def make_block(
         "discount": np.ones(num_steps, np.float32),
         "human": steps["source"] == Source.HUMAN,
         "policy_version": steps["policy_version"],
+        "prompt": prompts[skip:],
     }
     if "human_axes" in files.layout.columns:  # without the column, a person drives all axes
         recorded = steps.get("extra/human_axes")
@@ -125,6 +135,7 @@ def merge_segments(episode: Episode) -> Segment:
         final=True,
         columns={name: episode.column(name) for name in names},
         last_observation=episode.last_observation,
+        prompt_changes=episode.prompt_changes,
     )
 
 

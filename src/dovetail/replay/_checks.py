@@ -7,6 +7,7 @@ import dataclasses
 import numpy as np
 
 from dovetail.core.errors import SpecMismatch, UsageError, did_you_mean
+from dovetail.core.prompts import check_prompt_changes
 from dovetail.core.specs import ArraySpec, RobotSpec, match
 from dovetail.core.types import Array, EpisodeStart, Labels, Outcome, Purpose, Segment
 from dovetail.replay._layout import TABLES
@@ -44,6 +45,7 @@ def check_segment(segment: Segment, robot: RobotSpec, *, keys: tuple[str, ...]) 
         raise UsageError(
             f"a segment of episode {segment.episode_id} must have a last observation if, and only if, it is final"
         )
+    check_prompt_changes(segment.prompt_changes, first=segment.first, num_steps=len(segment))
     for key in keys:
         if key not in robot.observation:
             raise SpecMismatch(

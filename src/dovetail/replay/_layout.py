@@ -17,7 +17,7 @@ from dovetail.core.specs import ArraySpec, RobotSpec
 
 __all__ = ["MAX_CAMERAS", "SCHEMA", "STEP_COLUMNS", "TABLES", "Layout", "low_dimensional"]
 
-SCHEMA = 4
+SCHEMA = 5
 MAX_CAMERAS = 16
 STEP_COLUMNS = ("action", "achieved", "human", "human_axes", "policy_version")
 """What a batch can have of each step of a chunk."""
@@ -107,6 +107,7 @@ class Layout:
             "human": ArraySpec(shape=(), dtype="bool"),
             **({"human_axes": ArraySpec(shape=self.robot.action.shape, dtype="bool")} if in_parts else {}),
             "policy_version": number,
+            "prompt": number,  # 0: that of the episode; else see `PromptFiles`
             "born": number,  # rows ever appended before this one; a moved row keeps its number
             "previous": number,  # rows of an episode are linked because several robots append in turns
             "following": number,

@@ -64,11 +64,12 @@ class MappedReplayReader:
                 oldest = files.gather(
                     into, rows, window, head_row=snapshot.head_row, copy_threads=self._copy_threads
                 )
-                if "prompt" in into:
-                    self._prompts.read(snapshot.prompts(rows), into["prompt"])
+                prompt_numbers = files.rings["prompt"].get(rows) if "prompt" in into else None
                 _read_outcomes(into, snapshot, rows, ticks_per_step=window.ticks_per_step)
                 fence()
                 if files.counters["relabels"] == relabels and files.none_overwritten(oldest):
+                    if prompt_numbers is not None:
+                        self._prompts.read(snapshot.prompts(rows), prompt_numbers, into["prompt"])
                     return
             if time.monotonic() > deadline_s:
                 raise StoreError(

@@ -37,7 +37,7 @@ from dovetail.replay._blocks import (
 )
 from dovetail.replay._checks import check_labels, check_same_robot, check_segment, check_start
 from dovetail.replay._layout import Layout, low_dimensional
-from dovetail.replay._prompts import PromptFiles
+from dovetail.replay._prompts import EPISODES_PROMPT, PromptFiles
 from dovetail.replay._rings import fence
 from dovetail.replay._writer_files import NO_ROW, WriterFiles, WriterLock
 
@@ -282,7 +282,14 @@ class MappedReplayWriter:
         if segment.first > num_held:
             raise UsageError(f"episode {start.id} has a gap: step {segment.first} follows step {num_held - 1}")
         end_columns = None if labels is None else end_of_episode_columns(files, segment, labels)
-        block = make_block(files, segment, skip=num_held - segment.first, record=record, end_columns=end_columns)
+        block = make_block(
+            files,
+            segment,
+            skip=num_held - segment.first,
+            record=record,
+            prompts=self._prompt_numbers(files, segment, record),
+            end_columns=end_columns,
+        )
         if not len(block):
             return
         mark = "" if block.final else BEGUN
@@ -294,6 +301,15 @@ class MappedReplayWriter:
         if labels is not None:
             _set_label_fields(record, labels)
         self._put(files, number, record, block, end_columns, mark=mark)
+
+    def _prompt_numbers(self, files: WriterFiles, segment: Segment, record: Array) -> Array:
+        """The number of the prompt of each step that is not stored yet, [T]. Other steps may have a wrong one."""
+        is_new = record["num_rows"][0] == 0
+        newest = EPISODES_PROMPT if is_new else files.column("prompt", record["last_row"])[0]
+        numbers = np.full(len(segment), newest, np.int64)
+        for change in segment.prompt_changes:
+            numbers[change.step - segment.first :] = self._prompts.number(change.prompt)
+        return numbers
 
     def _put(
         self,

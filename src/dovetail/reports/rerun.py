@@ -169,6 +169,7 @@ def _summary(episode: Episode, label: Labels | None) -> str:
     return "\n".join(
         (
             f"{episode.task}: {episode.prompt}",
+            *(f"from step {change.step}: {change.prompt}" for change in episode.prompt_changes),
             f"robot: {episode.robot.name}, {episode.robot.control_hz:g} Hz",
             f"purpose: {episode.purpose}, operator {episode.operator}",
             f"outcome: {episode.outcome}{judged}",

@@ -53,7 +53,7 @@ def predict(
     every: int,
     on_chunk: Callable[[int, int], None] = lambda done, total: None,
 ) -> Predicted:
-    """Give the policy the episode's observations and prompt as an actor does, and ask for a chunk every `every` steps.
+    """Give the policy the episode's observations and prompts as an actor does, and ask for a chunk every `every` steps.
 
     A step of the policy lasts `ticks` ticks of the recording. `on_chunk` is called with the number of chunks so far and in
     all.
@@ -74,10 +74,13 @@ def predict(
     columns = {key: episode.column(f"observation/{key}") for key in keys}
     policy.reset()
     first = board.begin(prompt=episode.prompt)
+    prompts = {change.step: change.prompt for change in episode.prompt_changes}
     chunks: list[Array] = []
     for tick in range(len(executed)):
         values = {key: column[tick] for key, column in columns.items()}
         row = board.observe(Observation(time_ns=tick, values=values))  # a time of its own: each frame is new
+        if tick in prompts:
+            board.change_prompt(row, prompts[tick])
         if tick % ticks or tick // ticks != every * len(chunks) or len(chunks) == len(starts):
             continue
         request = Request(

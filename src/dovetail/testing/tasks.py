@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from dovetail.core.abilities import ChangesPrompt
 from dovetail.core.contracts import Expert, Robot, Task
 from dovetail.core.errors import UsageError
 from dovetail.core.specs import match
@@ -64,6 +65,10 @@ class _Bench:
     def reset(self, seed: int) -> Observation:
         self.task.reset(self.rig.safe, rng=np.random.default_rng(seed))
         self.rig.safe.reset()
+        if isinstance(self.task, ChangesPrompt):
+            expect(
+                self.task.stage_prompt == self.task.prompt, "reset() does not go back to the first stage's prompt"
+            )
         return self.rig.safe.observe()
 
     def judge(self, observation: Observation, num_steps: int) -> Verdict:

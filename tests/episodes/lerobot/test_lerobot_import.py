@@ -18,7 +18,7 @@ from PIL import Image
 
 from dovetail.core.errors import SpecMismatch, StoreError, UsageError
 from dovetail.core.specs import ArraySpec, RobotSpec
-from dovetail.core.types import Outcome, Purpose, Source
+from dovetail.core.types import Outcome, PromptChange, Purpose, Source
 from dovetail.episodes.ids import check_episode_id
 from dovetail.episodes.lerobot import open_dataset
 from dovetail.episodes.log import EpisodeLog
@@ -131,6 +131,48 @@ def _parquet(path: Path, columns: dict[str, Any]) -> None:
 def change_info(root: Path, **changes: Any) -> None:
     path = root / "meta/info.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+
+
+def change_tasks(root: Path, numbers: list[int], named: list[list[str]]) -> None:
+    """Another task for each frame; `named` are those of each episode, which LeRobot lists in any order."""
+    for file, name, values in (
+        ("data/chunk-000/file-000.parquet", "task_index", numbers),
+        ("meta/episodes/chunk-000/file-000.parquet", "tasks", named),
+    ):
+        table = pq.read_table(root / file)
+        pq.write_table(table.set_column(table.column_names.index(name), name, pa.array(values)), root / file)
+
+
+def test_task_of_each_frame_is_the_prompt_of_the_step(tmp_path: Path) -> None:
+    """Tasks 0 and 1 are `sort` and `stack`. The first episode changes twice, the second one never."""
+    root, (first, second) = tmp_path / "theirs", LENGTHS
+    write_foreign(root)
+    plain = [episode.id for episode in open_dataset(root).episodes()]
+    change_tasks(root, [1, 0, 0, *[1] * (first - 3), *[0] * second], [["sort", "stack"], ["sort"]])
+    changed, same = open_dataset(root).episodes()
+    assert (changed.prompt, same.prompt, same.prompt_changes) == ("stack", "sort", ())
+    assert changed.prompt_changes == (PromptChange(step=1, prompt="sort"), PromptChange(step=3, prompt="stack"))
+    assert changed.id != plain[0]  # another content
+    EpisodeLog(tmp_path / "log").commit(changed)
+
+
+def test_episode_with_too_many_changes_of_the_task_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root, (first, second) = tmp_path / "theirs", LENGTHS
+    write_foreign(root)
+    change_tasks(root, [1, 0, *[1] * (first - 2), *[0] * second], [["sort", "stack"], ["sort"]])
+    monkeypatch.setattr("dovetail.episodes.lerobot.read.MAX_PROMPT_CHANGES", 1)
+    with pytest.raises(StoreError, match="the prompt of episode 0 changes 2 times, but at most 1 are allowed"):
+        open_dataset(root).episode(0)
+
+
+def test_frame_of_an_unknown_task_is_refused(tmp_path: Path) -> None:
+    root, (first, second) = tmp_path / "theirs", LENGTHS
+    write_foreign(root)
+    change_tasks(root, [1, 7, *[1] * (first - 2), *[0] * second], [["stack"], ["sort"]])
+    with pytest.raises(StoreError, match="there is no task 7"):
+        open_dataset(root).episode(0)
 
 
 def test_foreign_dataset_is_imported_as_demonstrations(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -15,7 +16,7 @@ from hypothesis.extra import numpy as hnp
 
 from dovetail.core.errors import StoreError, UsageError
 from dovetail.core.specs import ArraySpec, RobotSpec
-from dovetail.core.types import Array, Episode, Observation, Outcome, Purpose, Segment
+from dovetail.core.types import Array, Episode, Observation, Outcome, PromptChange, Purpose, Segment
 from dovetail.episodes.lerobot import export, open_dataset
 from dovetail.episodes.log import EpisodeLog
 from support.lerobot_episodes import (
@@ -27,6 +28,7 @@ from support.lerobot_episodes import (
     make_lerobot_episode,
     psnr_db,
 )
+from support.prompt_changes import with_prompts
 
 LOSSY_DB = 30.0
 
@@ -35,6 +37,7 @@ def same(before: Episode, after: Episode, *, without: set[str] = frozenset()) ->
     """Equal to the bit, but for pictures."""
     assert after.start == replace(before.start, robot=after.robot)
     assert (after.outcome, after.judgement) == (before.outcome, before.judgement)
+    assert after.prompt_changes == before.prompt_changes
     names = {name for name in before.segments[0].columns if name.removeprefix("observation/") not in without}
     assert set(after.segments[0].columns) == names
     for name in names:
@@ -55,6 +58,30 @@ def equal(before: Array, after: Array, *, what: str) -> None:
         assert after[~missing].tobytes() == before[~missing].tobytes(), what
     else:
         assert after.tobytes() == before.tobytes(), what
+
+
+def test_prompt_of_each_frame_round_trips(tmp_path: Path) -> None:
+    """LeRobot stores the task of each frame. The middle episode goes back to its first prompt."""
+    plain = [make_lerobot_episode(number) for number in range(3)]
+    first = plain[1].prompt
+    middle = with_prompts(plain[1], {2: "close the lid", 3: first, 5: "wait"})
+    log = _Made([plain[0], middle, plain[2]])
+    export(log, tmp_path / "out", ids=[plain[0].id, middle.id, plain[2].id])
+    tasks = pq.read_table(tmp_path / "out/meta/tasks.parquet").to_pydict()
+    texts = dict(zip(tasks["task_index"], tasks["task"], strict=True))
+    table = pq.read_table(tmp_path / "out/data/chunk-000/file-000.parquet").to_pydict()
+    assert [texts[number] for number in table["task_index"][6:12]] == [
+        first,
+        first,
+        "close the lid",
+        first,
+        first,
+        "wait",
+    ]
+    rows = pq.read_table(tmp_path / "out/meta/episodes/chunk-000/file-000.parquet").to_pydict()
+    assert rows["tasks"][1] == [first, "close the lid", "wait"]
+    for before, after in zip((plain[0], middle, plain[2]), open_dataset(tmp_path / "out").episodes(), strict=True):
+        same(before, after)
 
 
 @pytest.mark.parametrize("codec", ["av1", "h264"])
@@ -275,7 +302,16 @@ def recordings(draw: st.DrawFn) -> list[Episode]:
             time_ns=draw(st.integers(-(2**63), 2**63 - 1)),
             values={key: numbers(of.dtype, of.shape) for key, of in specs.items()},
         )
-        segment = Segment(episode_id=f"e{number}", first=0, final=True, columns=columns, last_observation=last)
+        later = draw(st.sets(st.integers(1, num_steps - 1), max_size=3)) if num_steps > 1 else set()
+        segment = Segment(
+            episode_id=f"e{number}",
+            first=0,
+            final=True,
+            columns=columns,
+            last_observation=last,
+            # texts differ: LeRobot's table of tasks has no two equal ones
+            prompt_changes=tuple(PromptChange(step=step, prompt=f"stage {step}") for step in sorted(later)),
+        )
         episodes.append(
             Episode(
                 id=f"e{number}",

@@ -15,6 +15,7 @@ from dovetail.config.load import load
 from dovetail.core.clock import RealClock
 from dovetail.core.errors import CheckpointError, FailureError, Interrupted, UsageError
 from dovetail.core.frozen_base import referenced_base
+from dovetail.core.prompts import decode_prompt
 from dovetail.core.types import Purpose
 from dovetail.episodes.log import EpisodeLog
 from dovetail.learn.algorithms.ppo import PPO
@@ -167,6 +168,23 @@ def test_episode_that_ends_inside_a_chunk(config):
     assert rollout["log_prob"].shape == (4, 16, 4)
     assert rollout["episode/length"].tolist() == [6.0] * 32
     assert rollout["observation/prompt"].shape == (4, 17, 256)
+    collector.close()
+
+
+STAGED = (
+    "task={type: 'dovetail.testing.staged_task:StagedTask', stages: [open, put], steps_per_stage: 3, max_steps: 6, "
+    "tolerance: 0.0001}"
+)
+
+
+def test_each_chunk_has_the_prompt_of_its_first_step(config):
+    """Episodes of 6 steps in chunks of 4. The prompt changes at step 3, inside the first chunk, which goes on."""
+    collector, _ = collector_of(config(STAGED, CHUNKS))
+    rollout = collector.collect()
+    assert rollout["num_executed"][0].tolist() == [4, 2] * 8
+    for world in rollout["observation/prompt"]:
+        assert [decode_prompt(row) for row in world] == ["open", "put"] * 8 + ["open"]
+    assert {decode_prompt(row) for row in rollout["final/prompt"]} == {"put"}
     collector.close()
 
 

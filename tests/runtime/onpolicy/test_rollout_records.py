@@ -9,7 +9,7 @@ import torch
 
 from dovetail.config.load import load
 from dovetail.core.errors import Interrupted, UsageError
-from dovetail.core.types import Outcome, Purpose, View
+from dovetail.core.types import Outcome, PromptChange, Purpose, View
 from dovetail.episodes.log import EpisodeLog
 from dovetail.learn.checkpoint import load_checkpoint
 from dovetail.reports.report import write_report
@@ -188,6 +188,17 @@ def test_recorded_episodes_are_not_replayed_or_counted_twice(make_folder):
     assert again.runtime.store.replay.size(View(part="all")) == 0
     again.close()
     assert write_report(folder).episodes == 32
+
+
+def test_recorded_episodes_have_the_prompt_of_each_step(make_folder):
+    staged = "task={type: 'dovetail.testing.staged_task:StagedTask', steps_per_stage: 3, max_steps: 8, tolerance: 0.0001}"
+    folder = make_folder(staged, "task.stages=[open, put, close]", "algorithm.record_episodes=true")
+    InlineRun(folder).run()
+    episodes = online_episodes(folder)
+    assert len(episodes) == 32
+    for episode in episodes:
+        assert episode.prompt == "open"
+        assert episode.prompt_changes == (PromptChange(step=3, prompt="put"), PromptChange(step=6, prompt="close"))
 
 
 def test_recording_needs_a_run_folder(make_folder):

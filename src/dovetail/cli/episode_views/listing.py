@@ -118,6 +118,7 @@ def _facts(episode: RecordedEpisode) -> dict[str, Any]:
         "id": info.id,
         "task": info.task,
         "prompt": info.prompt,
+        "prompt_changes": [{"step": change.step, "prompt": change.prompt} for change in info.prompt_changes],
         "robot": info.robot.name,
         "operator": info.operator,
         "purpose": info.purpose.value,
@@ -170,6 +171,7 @@ def _print_facts(info: EpisodeInfo) -> None:
     facts = (
         ("id", info.id),
         ("task", f"{info.task}: {info.prompt}"),
+        *(("", f"from step {change.step}: {change.prompt}") for change in info.prompt_changes),
         ("robot", f"{info.robot.name}, {info.robot.action_kind}, {info.robot.control_hz:g} Hz"),
         ("started", _moment(info.started_unix_ns)),
         ("purpose", f"{info.purpose}, operator {info.operator}"),

@@ -1,7 +1,7 @@
 // The page "Episodes": search, play and download recorded episodes.
 
 import { Bundle, ask } from "./bundle.js";
-import { clock, make } from "./dom.js";
+import { clock, laterPrompts, make } from "./dom.js";
 import { labelLine } from "./label_line.js";
 import { Player } from "./player.js";
 
@@ -189,7 +189,7 @@ class EpisodesPage {
     if (this.bundle !== bundle) return;
     const { details } = bundle;
     const title = make("div");
-    title.append(make("strong", "", details.prompt || details.task), make("div", "dv-facts", `no. ${details.number} · ${details.purpose} · ended: ${details.outcome} · ` +
+    title.append(make("strong", "", details.prompt || details.task), ...laterPrompts(details), make("div", "dv-facts", `no. ${details.number} · ${details.purpose} · ended: ${details.outcome} · ` +
       `${details.num_steps} steps, ${details.duration_s.toFixed(1)} s · operator ${details.operator} · ${details.id}`));
     const label = make("a", "dt-button", "label (l)");
     label.href = `/label?episode=${id}`;

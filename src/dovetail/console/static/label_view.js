@@ -1,6 +1,6 @@
 // The display of the page "Label": queue, facts of the episode, labels, ranges, keys, messages.
 
-import { clock, make } from "./dom.js";
+import { clock, laterPrompts, make } from "./dom.js";
 import { labelLine } from "./label_line.js";
 import { Player } from "./player.js";
 import { onSwipe } from "./swipe.js";
@@ -134,7 +134,7 @@ export class LabelView {
     const line = make("div", "dv-facts");
     line.append(...facts.map((fact) => make("span", "", fact)));
     if (one.detail) line.append(make("span", "dv-why", one.detail));
-    this.head.replaceChildren(title, line);
+    this.head.replaceChildren(title, ...laterPrompts(details), line);
   }
 
   drawMarks({ list, open, asking }) {

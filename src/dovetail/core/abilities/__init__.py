@@ -82,6 +82,7 @@ from dovetail.core.abilities.settings import (
 from dovetail.core.abilities.tasks import (
     AsksVerdict,
     BindsReset,
+    ChangesPrompt,
     DrawsPrompt,
     LimitsSteps,
     NeedsVerdict,
@@ -97,6 +98,7 @@ __all__ = [
     "BringsTask",
     "BringsWeights",
     "CachesFeatures",
+    "ChangesPrompt",
     "ChecksDevice",
     "ChecksMetrics",
     "ChecksRobot",

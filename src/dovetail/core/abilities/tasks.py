@@ -14,6 +14,7 @@ from dovetail.core.types import Array, Observation
 __all__ = [
     "AsksVerdict",
     "BindsReset",
+    "ChangesPrompt",
     "DrawsPrompt",
     "LimitsSteps",
     "NeedsVerdict",
@@ -36,6 +37,15 @@ class DrawsPrompt(Protocol):
 
     def draw_prompt(self, *, rng: np.random.Generator) -> None:
         """Choose the prompt of the next episode. Without this call, `reset` chooses it."""
+
+
+@runtime_checkable
+class ChangesPrompt(Protocol):
+    """A task with stages. `prompt` is the prompt at the start of an episode."""
+
+    @property
+    def stage_prompt(self) -> str:
+        """The prompt from now on. It is read after each `judge`; another text requests a new chunk."""
 
 
 @runtime_checkable

@@ -78,7 +78,7 @@ class Part:
         stats = {name: frame_stats(columns[name].astype(self._dtype(name))) for name in self._schema.names}
         row: dict[str, Any] = {
             "episode_index": self._before.num_episodes + len(self._rows),
-            "tasks": [_task(episode)],
+            "tasks": list(dict.fromkeys(_tasks(episode))),
             "length": num_steps,
             "dataset_from_index": self._num_frames,
             "dataset_to_index": self._num_frames + num_steps,
@@ -114,15 +114,19 @@ class Part:
         self._longest = max(self._longest, num_steps + 1)
 
     def _columns(self, episode: Episode, labels: Labels | None) -> dict[str, Array]:
-        task = _task(episode)
-        if task not in self._tasks:
-            self._tasks.append(task)
         steps = np.arange(len(episode))
+        task_index = np.zeros_like(steps)
+        for first, task in zip(
+            (0, *(change.step for change in episode.prompt_changes)), _tasks(episode), strict=True
+        ):
+            if task not in self._tasks:
+                self._tasks.append(task)
+            task_index[first:] = self._tasks.index(task)
         return {
             **_rows.features_of(episode, self._layout, labels),
             "episode_index": np.full_like(steps, self._before.num_episodes + len(self._rows)),
             "index": self._num_frames + steps,
-            "task_index": np.full_like(steps, self._tasks.index(task)),
+            "task_index": task_index,
         }
 
     def _dtype(self, feature: str) -> str:
@@ -214,5 +218,6 @@ class Part:
         return replace(totals, data_files=(*before.data_files, self._staging.folder / self._name(_meta.DATA)))
 
 
-def _task(episode: Episode) -> str:
-    return episode.prompt or episode.task
+def _tasks(episode: Episode) -> list[str]:
+    """The prompt at the start and after each change of it."""
+    return [prompt or episode.task for prompt in (episode.prompt, *(c.prompt for c in episode.prompt_changes))]

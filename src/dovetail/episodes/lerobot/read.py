@@ -24,9 +24,19 @@ from PIL import Image
 from dovetail.core.clock import NS_PER_S
 from dovetail.core.disk import open_file, parse_json
 from dovetail.core.errors import SpecMismatch, StoreError, UsageError
-from dovetail.core.prompts import MAX_PROMPT_BYTES
+from dovetail.core.prompts import MAX_PROMPT_BYTES, MAX_PROMPT_CHANGES
 from dovetail.core.specs import RobotSpec, match
-from dovetail.core.types import Array, Episode, Labels, Observation, Outcome, Purpose, Segment, Source
+from dovetail.core.types import (
+    Array,
+    Episode,
+    Labels,
+    Observation,
+    Outcome,
+    PromptChange,
+    Purpose,
+    Segment,
+    Source,
+)
 from dovetail.episodes._frames import MAX_PIXELS
 from dovetail.episodes._image_memory import allocate_images
 from dovetail.episodes.ids import check_episode_id
@@ -173,6 +183,7 @@ class Dataset:
             final=True,
             columns=columns,
             last_observation=Observation(time_ns=last_time_ns, values=last),
+            prompt_changes=self._prompt_changes(index, table),
         )
         return Episode(**facts, robot=robot, segments=(segment,))
 
@@ -275,21 +286,37 @@ class Dataset:
         prompt = self._prompt(index, table)
         if self._digest is None:
             first = self._table(0)
-            self._digest = self._content(first, self._prompt(0, first))
+            self._digest = self._content(0, first)
         return _demo_facts(
             table,
             dataset=self._digest,
             index=index,
             prompt=prompt,
             task=self._task,
-            content=self._content(table, prompt),
+            content=self._content(index, table),
         )
 
     def _prompt(self, index: int, table: pa.Table) -> str:
+        """The prompt of the first step. The row of an episode names its tasks in any order."""
         named = self._rows[index].get("tasks")
-        if named:
+        if named and (len(named) == 1 or "task_index" not in table.column_names):
             return self._checked_prompt(str(named[0]), index)
-        number = int(self._numbers(table, "task_index").reshape(-1)[0])
+        return self._task_text(int(self._numbers(table, "task_index").reshape(-1)[0]), index)
+
+    def _prompt_changes(self, index: int, table: pa.Table) -> tuple[PromptChange, ...]:
+        if "task_index" not in table.column_names:
+            return ()
+        numbers = _tables.column(table, "task_index").reshape(-1)
+        steps = np.flatnonzero(np.diff(numbers)) + 1
+        if len(steps) > MAX_PROMPT_CHANGES:
+            raise StoreError(
+                f"{self._meta.root}: the prompt of episode {index} changes {len(steps)} times, but at most "
+                f"{MAX_PROMPT_CHANGES} are allowed"
+            )
+        texts = [self._task_text(int(numbers[step]), index) for step in steps]
+        return tuple(PromptChange(step=int(step), prompt=text) for step, text in zip(steps, texts, strict=True))
+
+    def _task_text(self, number: int, index: int) -> str:
         if number not in self._tasks:
             raise StoreError(f"{self._meta.root}: there is no task {number}")
         return self._checked_prompt(str(self._tasks[number]), index)
@@ -302,8 +329,11 @@ class Dataset:
             )
         return prompt
 
-    def _content(self, table: pa.Table, prompt: str) -> str:
-        return _content_digest(table, prompt=prompt, features=self._meta.features)
+    def _content(self, index: int, table: pa.Table) -> str:
+        prompts = [self._prompt(index, table)]
+        for change in self._prompt_changes(index, table):
+            prompts += [str(change.step), change.prompt]
+        return _content_digest(table, prompts=prompts, features=self._meta.features)
 
     def _frames(self, row: Mapping[str, Any], table: pa.Table, piece: Piece, *, with_last: bool) -> Array:
         """Return frames [T, H, W, C], or [T + 1, ...] including the last observation's."""
@@ -404,10 +434,10 @@ def _outcome_of(table: pa.Table) -> Outcome:
     return Outcome.SUCCESS
 
 
-def _content_digest(table: pa.Table, *, prompt: str, features: Mapping[str, Mapping[str, Any]]) -> str:
+def _content_digest(table: pa.Table, *, prompts: list[str], features: Mapping[str, Mapping[str, Any]]) -> str:
     """Digest of the numbers of one episode and their names, without images."""
     shapes = {name: [of["dtype"], list(of["shape"])] for name, of in sorted(features.items())}
-    digest = hashlib.sha256(json.dumps([prompt, shapes]).encode())
+    digest = hashlib.sha256(json.dumps([*prompts, shapes]).encode())
     for name in sorted(set(table.column_names) - set(_COUNTERS)):
         if features.get(name, {}).get("dtype") not in (None, "image", "string"):
             digest.update(_tables.column(table, name).tobytes())

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from dovetail.core.abilities import DrawsPrompt, LimitsSteps
+from dovetail.core.abilities import ChangesPrompt, DrawsPrompt, LimitsSteps
 from dovetail.core.contracts import Expert, Robot, Task
 from dovetail.core.errors import UsageError
 from dovetail.core.specs import TaskSpec
@@ -42,6 +42,10 @@ class HiddenSuccess:
     def draw_prompt(self, *, rng: np.random.Generator) -> None:
         if isinstance(self._task, DrawsPrompt):
             self._task.draw_prompt(rng=rng)
+
+    @property
+    def stage_prompt(self) -> str:
+        return self._task.stage_prompt if isinstance(self._task, ChangesPrompt) else self._task.prompt
 
     def reset(self, robot: Robot, *, rng: np.random.Generator) -> None:
         self._task.reset(robot, rng=rng)

@@ -9,7 +9,17 @@ from typing import Any
 
 from dovetail.actor.actors import make_start
 from dovetail.config.schema import ImagesConfig
-from dovetail.core.types import Episode, EpisodeOrder, EpisodeStart, Observation, Outcome, Purpose, Segment, Step
+from dovetail.core.types import (
+    Episode,
+    EpisodeOrder,
+    EpisodeStart,
+    Observation,
+    Outcome,
+    PromptChange,
+    Purpose,
+    Segment,
+    Step,
+)
 from dovetail.episodes.ids import new_episode_id
 from dovetail.episodes.log import EpisodeLog
 from dovetail.runs.assembly.workcell import Workcell
@@ -26,6 +36,7 @@ class Recording:
         self._seed, self._config_hash = seed, config_hash
         self._start: EpisodeStart | None = None
         self._steps: list[Step] = []
+        self._prompt_changes: list[PromptChange] = []
 
     @staticmethod
     def from_settings(workcell: Workcell, settings: Mapping[str, Any], *, seed: int) -> Recording:
@@ -44,12 +55,18 @@ class Recording:
         )
         self._start = make_start(order, task=self._workcell.task, robot=spec, operator="none")
         self._steps.clear()
+        self._prompt_changes.clear()
 
     def add(self, step: Step) -> None:
         self._steps.append(step)
 
+    def change_prompt(self, change: PromptChange) -> None:
+        self._prompt_changes.append(change)
+
     def end(self, outcome: Outcome, *, last: Observation, has_success: bool = True) -> None:
         assert self._start is not None, "call begin() first"
-        segment = Segment.of(self._steps, episode_id=self._start.id, last_observation=last)
+        segment = Segment.of(
+            self._steps, episode_id=self._start.id, last_observation=last, prompt_changes=self._prompt_changes
+        )
         self._log.commit(Episode.of(self._start, [segment], outcome=outcome, reset_s=0.0, has_success=has_success))
         self._start = None

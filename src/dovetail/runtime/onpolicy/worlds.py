@@ -14,6 +14,7 @@ from types import MappingProxyType
 
 import numpy as np
 
+from dovetail.actor.episode_prompt import next_prompt
 from dovetail.core.clock import NS_PER_S, SimulatedClock
 from dovetail.core.errors import CheckpointError, FailureError, UsageError
 from dovetail.core.figures import add_metrics
@@ -21,7 +22,7 @@ from dovetail.core.images import resize_images
 from dovetail.core.prompts import encode_prompt
 from dovetail.core.specs import PolicySpec
 from dovetail.core.streams import stream
-from dovetail.core.types import Array, Observation, Outcome, Source, Step, Verdict
+from dovetail.core.types import Array, Observation, Outcome, PromptChange, Source, Step, Verdict
 from dovetail.policies.inputs import History
 from dovetail.runs.assembly.workcell import Workcell
 from dovetail.runtime.onpolicy.recording import Recording
@@ -75,7 +76,8 @@ class World:
         self.rewards: dict[str, float] = defaultdict(float)
         self.metrics: dict[str, float] = {}  # as figures show them: see `add_metrics`
         self.at_limit = 0.0  # sum over the steps of the share of action values at a limit
-        self._prompt = encode_prompt("")
+        self._prompt = ""
+        self._encoded_prompt = encode_prompt("")
         self._sent: list[Array] = []
         self._episode_recording = recording
         self._recording: Recording | None = None  # of the current episode
@@ -93,8 +95,8 @@ class World:
 
     @property
     def inputs(self) -> dict[str, Array]:
-        """What the policy reads now: the observations with their history, and the prompt of the current episode."""
-        prompt = {PROMPT: self._prompt} if self._spec.prompted else {}
+        """What the policy reads now: the observations with their history, and the prompt of this step."""
+        prompt = {PROMPT: self._encoded_prompt} if self._spec.prompted else {}
         return {**self._inputs, **prompt}
 
     def replay(self, actions: Array) -> Observation:
@@ -119,9 +121,12 @@ class World:
         self._recording = self._episode_recording if record else None
         if self._recording is not None:
             self._recording.begin(episode)
-        self._prompt = encode_prompt(workcell.task.prompt)
+        self._use_prompt(workcell.task.prompt)
         self._history = History(self._spec)
         return self._see(workcell.robot.observe())
+
+    def _use_prompt(self, prompt: str) -> None:
+        self._prompt, self._encoded_prompt = prompt, encode_prompt(prompt)
 
     def _see(self, observation: Observation) -> Observation:
         values = {key: observation.values[key] for key in self._spec.observation}
@@ -171,6 +176,11 @@ class World:
             self._recording.add(step)
             if verdict.outcome is not None:
                 self._recording.end(verdict.outcome, last=observation, has_success=self.has_success)
+        prompt = next_prompt(workcell.task)
+        if prompt is not None and prompt != self._prompt:
+            self._use_prompt(prompt)
+            if self._recording is not None and verdict.outcome is None:
+                self._recording.change_prompt(PromptChange(step=self.num_steps, prompt=prompt))
         return self._see(observation), verdict
 
     def close(self) -> None:
