@@ -147,7 +147,9 @@ def test_processors_decide_the_mode_whatever_the_config_says(folder):
     normalize(folder, "policy_postprocessor.json", ACTION="IDENTITY")
     changed = load_policy("act_environment", folder).weights()["normalizer"]
     assert not np.array_equal(changed["std/action"], after["std/action"])
-    assert np.array_equal(changed["std/action"], np.ones(3)) and np.array_equal(changed["mean/action"], np.zeros(3))
+    assert np.array_equal(changed["std/action"], np.ones(3)) and np.array_equal(
+        changed["mean/action"], np.zeros(3)
+    )
 
 
 def test_statistics_file_outside_the_folder_is_refused(folder):
