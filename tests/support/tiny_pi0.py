@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from dovetail.bench._vla_stock import stock_config
+from dovetail.bench.vla._stock import stock_config
 from dovetail.policies.vla.sizes import GemmaSizes, Pi0Sizes, VisionSizes
 
 SIZES = Pi0Sizes(

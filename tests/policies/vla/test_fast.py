@@ -13,7 +13,7 @@ if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
 pytest.importorskip("triton")
 
-from dovetail.bench.vla import make_inputs, make_network
+from dovetail.bench.vla.models import make_inputs, make_network
 from dovetail.policies.vla.fast import fast_parts
 from dovetail.policies.vla.sampler import Commitment, Sampler
 from dovetail.policies.vla.sizes import GemmaSizes, Pi0Sizes, Pi05Sizes, VisionSizes

@@ -1,4 +1,4 @@
-"""Published layouts open loop in each way of computing, next to the CPU in float32. Those on a GPU are skipped without one."""
+"""Published layouts open loop in each way of computing, next to float32 on the CPU. Skipped where it needs a GPU."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from dovetail.bench._vla_stock import stock_config
+from dovetail.bench.vla._stock import stock_config
 from dovetail.policies.checkpoints.weight_files import WeightFiles
 from dovetail.policies.vla.checkpoints.load import load_network
 from dovetail.policies.vla.checkpoints.transformers_folder import sizes_of, transformers_layout

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from dovetail.bench._vla_folder import write_folder
+from dovetail.bench.vla._folder import write_folder
 from dovetail.config.load import load
 from dovetail.config.schema import PluginSection
 from dovetail.core.images import seen_robot
