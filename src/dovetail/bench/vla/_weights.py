@@ -15,7 +15,7 @@ from dovetail.core.images import seen_robot
 from dovetail.core.specs import RobotSpec
 from dovetail.core.types import Array, Purpose
 from dovetail.policies.components import NORMALIZER
-from dovetail.policies.vla.paligemma_network import PaliGemmaNetwork
+from dovetail.policies.vla.networks.paligemma import PaliGemmaNetwork
 from dovetail.policies.vla.policy import VlaPolicy
 from dovetail.runs.assembly.build import build_assembly
 from dovetail.runs.assembly.policy_components import build_acting_policy

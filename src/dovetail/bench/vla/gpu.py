@@ -15,9 +15,9 @@ from dovetail.bench.vla.models import first_actions, make_inputs, make_network
 from dovetail.bench.vla.robots import new_weight_rows, through_shared_memory
 from dovetail.bench.vla.timing import chunk_row, difference, or_skipped, skipped, times_ms
 from dovetail.policies.vla.family import FlowNetwork
-from dovetail.policies.vla.paligemma_network import PaliGemmaNetwork
+from dovetail.policies.vla.networks.paligemma import PaliGemmaNetwork
+from dovetail.policies.vla.networks.sizes import Pi0Sizes, Pi05Sizes, SmolVLASizes
 from dovetail.policies.vla.sampler import Commitment, Inputs, Sampler, compiled_parts
-from dovetail.policies.vla.sizes import Pi0Sizes, Pi05Sizes, SmolVLASizes
 
 __all__ = ["PARTS", "GpuBench"]
 

@@ -6,12 +6,12 @@ from typing import overload
 
 import torch
 
-from dovetail.policies.vla.paligemma_network import PaliGemmaNetwork
-from dovetail.policies.vla.pi0_network import Pi0Network
-from dovetail.policies.vla.pi05_network import Pi05Network
+from dovetail.policies.vla.networks.paligemma import PaliGemmaNetwork
+from dovetail.policies.vla.networks.pi0 import Pi0Network
+from dovetail.policies.vla.networks.pi05 import Pi05Network
+from dovetail.policies.vla.networks.sizes import GemmaSizes, Pi0Sizes, Pi05Sizes, SmolVLASizes, VisionSizes
+from dovetail.policies.vla.networks.smolvla import SmolVLANetwork
 from dovetail.policies.vla.sampler import Commitment, Inputs
-from dovetail.policies.vla.sizes import GemmaSizes, Pi0Sizes, Pi05Sizes, SmolVLASizes, VisionSizes
-from dovetail.policies.vla.smolvla_network import SmolVLANetwork
 
 __all__ = ["TINY", "TINY_PI05", "TINY_SMOLVLA", "first_actions", "make_inputs", "make_network"]
 

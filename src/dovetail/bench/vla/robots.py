@@ -12,7 +12,7 @@ import torch
 from dovetail.bench.rows import Row, at_most
 from dovetail.bench.vla._folder import write_folder
 from dovetail.bench.vla.timing import chunk_row, difference
-from dovetail.policies.vla.paligemma_network import PaliGemmaNetwork
+from dovetail.policies.vla.networks.paligemma import PaliGemmaNetwork
 
 __all__ = ["new_weight_rows", "through_shared_memory", "weight_rows"]
 

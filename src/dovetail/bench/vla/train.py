@@ -24,10 +24,10 @@ from dovetail.bench.vla._stock import StockPi0
 from dovetail.bench.vla.models import TINY, make_inputs, make_network
 from dovetail.bench.vla.timing import skipped
 from dovetail.policies.vla.lora import Lora, Place
-from dovetail.policies.vla.pi0_network import Pi0Network
+from dovetail.policies.vla.networks.pi0 import Pi0Network
+from dovetail.policies.vla.networks.sizes import Pi0Sizes
 from dovetail.policies.vla.sampler import Inputs
 from dovetail.policies.vla.settings import LoraConfig
-from dovetail.policies.vla.sizes import Pi0Sizes
 from dovetail.policies.vla.training import flow_matching_loss
 
 __all__ = ["bench"]

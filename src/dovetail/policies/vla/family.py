@@ -20,8 +20,8 @@ import torch
 from torch import Tensor, nn
 
 from dovetail.core.types import Array
-from dovetail.policies.vla.layer_runner import LayerRunner
-from dovetail.policies.vla.transformers import masked_mean
+from dovetail.policies.vla.networks.layer_runner import LayerRunner
+from dovetail.policies.vla.networks.transformers import masked_mean
 
 __all__ = ["Export", "Family", "FlowNetwork", "Format", "Layout", "NetworkPart", "PrepareImages", "Sizes"]
 
