@@ -11,6 +11,7 @@ import numpy as np
 from dovetail.api.weights import WeightSource
 from dovetail.config.load import load_saved
 from dovetail.config.schema import PluginSection, RunConfig
+from dovetail.core.abilities import NamesCheckpoint
 from dovetail.core.contracts import Policy
 from dovetail.core.errors import UsageError
 from dovetail.core.images import seen_inputs
@@ -91,7 +92,8 @@ def load_policy(source: WeightSource) -> RunPolicy:
 def following_policy(
     source: WeightSource, *, log: Callable[[str], None], place: Mapping[str, Any] | None = None
 ) -> FollowingPolicy:
-    """The policy of a run for a policy server: it also loads newer weights, unless a version or checkpoint was named.
+    """The policy of a run for a policy server: it also loads newer weights, unless a version or checkpoint was named. Before
+    a run has published any, a policy with `policy.checkpoint` acts with those weights.
 
     `place` replaces the run's settings of where it computes: `device` and `num_threads`."""
     section = source.folder.config.policy
@@ -100,13 +102,21 @@ def following_policy(
         section = load_saved(source.folder.path, changes, quiet=True)[0].policy
     check_device(section)
     robot, _ = _robot_and_prompt(source.folder)
-    robot, snapshot = policy_robot(source.folder.config, robot), source.snapshot()
-    check_size(section, robot=robot, snapshot=snapshot, components=source.folder.components)
+    robot = policy_robot(source.folder.config, robot)
     follows = source.checkpoint is None and source.version is None
     store = DiskWeightStore(source.folder.weights) if follows else None
+    snapshot, label = None, "weights of its checkpoint"
+    if store is None or store.versions() or not _names_checkpoint(section):
+        snapshot = source.snapshot()
+        check_size(section, robot=robot, snapshot=snapshot, components=source.folder.components)
+        label = source.label(snapshot)
     policy = FollowingPolicy(lambda: _build(source.folder, robot, section), snapshot, store=store, log=log)
-    log(f"policy '{policy.spec.name}', {source.label(snapshot)}" + (", and newer ones" if follows else ""))
+    log(f"policy '{policy.spec.name}', {label}" + (", and newer ones" if follows else ""))
     return policy
+
+
+def _names_checkpoint(section: PluginSection) -> bool:
+    return isinstance(section.config, NamesCheckpoint) and bool(section.config.checkpoint)
 
 
 def receiving_policy(
