@@ -45,6 +45,9 @@ BENCHMARKS: Mapping[str, Entry] = MappingProxyType(
         "ablation": Entry(
             "benchmarks.ablation", "the demo with cloning only, without RL, without a person, and with both"
         ),
+        "residual": Entry(
+            "benchmarks.residual", "residual learning on a frozen flow, next to HG-DAgger, RLPD and DSRL: 30 runs"
+        ),
         "demo": Entry("benchmarks.demo", "`make demo` for five seeds, and the same inline"),
     }
 )

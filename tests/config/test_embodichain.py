@@ -116,6 +116,7 @@ def test_actor_critic_config_becomes_our_settings(tmp_path):
     assert (config.run.seed, config.run.demos, config.device) == (42, 0, "cpu")
     assert config.run.env_steps == 10 * 1024 * 4
     assert config.run.eval_every_steps == 3 * 4096  # after rollouts whose steps are a multiple of 3
+    assert config.run.checkpoint_every_updates == 25  # the first multiple of 200 among those of 4096 is 25 * 4096
     assert config.run.wandb == "cubes"
     assert "train_config.json: algorithm.cfg.clip_coef -> algorithm.clip_ratio=0.3" in notes
     assert "train_config.json: runtime.iterations -> run.env_steps=40960" in notes
@@ -123,14 +124,12 @@ def test_actor_critic_config_becomes_our_settings(tmp_path):
     assert left == [
         "runtime.exp_name",
         "runtime.headless",
-        "runtime.save_freq",
         "runtime.wandb_project_name",
         "env.obs_mode",
         "env.action_scale",
         "env.success_threshold",
-        "policy.actor.activation",
-        "policy.critic.activation",
     ]
+    assert {name: one.activation for name, one in policy.components.items()} == {"actor": "relu", "critic": "relu"}
 
 
 def test_every_setting_of_theirs_is_named_once(tmp_path):

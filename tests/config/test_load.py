@@ -162,7 +162,7 @@ def test_bad_override(base: str, override: str, message: str) -> None:
         ("plicy: x\n", "later.yaml:1: unknown key 'plicy'. Did you mean 'policy'?"),
         (
             "zzz: 1\n",
-            "later.yaml:1: unknown key 'zzz'. Valid: actor, algorithm, cameras, cluster, device, images, labeling, labels, ",
+            "later.yaml:1: unknown key 'zzz'. Valid: actor, algorithm, cameras, cluster, deploy, device, images, improve, ",
         ),
         (
             "task:\n  clearence_mm: 1\n",

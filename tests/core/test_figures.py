@@ -50,6 +50,19 @@ def test_figures_of_four_episodes_equal_those_worked_out_by_hand():
     assert made.value == 0.75
 
 
+def test_several_prompts_have_figures_of_their_own():
+    prompts = ("push the red cube", "push the blue cube", "push the red cube", "push the red cube")
+    made = Performance.of([dataclasses.replace(one, prompt=text) for one, text in zip(FOUR, prompts, strict=True)])
+    assert list(made.by_prompt) == ["push the blue cube", "push the red cube"]
+    blue, red = made.by_prompt.values()
+    assert (blue.success.successes, blue.success.episodes) == (1, 1)
+    assert (red.success.successes, red.success.episodes) == (2, 3)
+    assert red.metrics == {"depth_mm": pytest.approx(40 / 3)}
+    assert Performance.from_json(json.loads(json.dumps(made.to_json()))).by_prompt == made.by_prompt
+    assert Performance.of(FOUR).by_prompt == {}
+    assert "by_prompt" not in Performance.of(FOUR).to_json()
+
+
 @pytest.mark.parametrize(
     ("count", "quantile"), [(2, 12.706), (3, 4.3027), (4, 3.1824), (5, 2.7764), (11, 2.2281), (31, 2.0423)]
 )

@@ -29,6 +29,7 @@ NAMES = {
     ("policy", "chunk_mlp"),
     ("actor", "ensemble"),
     ("algorithm", "self_imitation"),
+    ("algorithm", "a2c"),
 }
 SHORT = ("run.demos=3", "run.env_steps=60", "run.eval_episodes=2", "run.untrained_episodes=1")
 QUICK = ("learner.bc_updates=5", "learner.warmup_updates=5")
@@ -83,7 +84,7 @@ def test_plugins_of_the_page_are_listed(lab):
 @pytest.mark.extended
 def test_tests_of_the_page_pass(lab):
     output = child(lab, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_my_lab.py")
-    assert "7 passed" in output
+    assert "8 passed" in output
 
 
 def test_plugins_of_the_page_learn_in_a_run(lab):
@@ -93,7 +94,8 @@ def test_plugins_of_the_page_learn_in_a_run(lab):
     assert report["task"] == "touch_dot"
     config = yaml.safe_load((run / "config.yaml").read_text())
     used = {(kind, config[kind]["type"]) for kind in ("robot", "task", "policy", "actor", "algorithm")}
-    assert used == NAMES - {("robot", "net_plotter"), ("operator", "guide"), ("labeler", "nearness")}
+    others = {("robot", "net_plotter"), ("operator", "guide"), ("labeler", "nearness"), ("algorithm", "a2c")}
+    assert used == NAMES - others
     assert [one["type"] for one in config["labels"]] == ["nearness"]
     labels = (run / "labels" / "labels.jsonl").read_text().splitlines()
     assert labels
@@ -107,6 +109,20 @@ def test_doctor_reports_no_problem(lab):
     assert "policy chunk_mlp, algorithm self_imitation fit each other" in child(
         lab, "-m", "dovetail.cli", "doctor", "touch-dot.yaml"
     )
+
+
+def test_on_policy_algorithm_of_the_page_learns_in_a_run(lab):
+    short = ("run.env_steps=1024", "run.eval_episodes=2", "run.untrained_episodes=1")
+    child(lab, "-m", "dovetail.cli", "run", "touch-dot-a2c.yaml", *short, "--name", "rollouts", "--quiet")
+    report = json.loads((lab / "runs" / "rollouts" / "report.json").read_text())
+    assert (report["env_steps"], report["updates"]) == (1024, 4)  # 8 worlds of 32 steps
+
+
+@pytest.mark.slow
+def test_on_policy_algorithm_of_the_page_learns_the_task(lab):
+    child(lab, "-m", "dovetail.cli", "run", "touch-dot-a2c.yaml", "--name", "a2c", "--quiet", "--seed", "1")
+    report = json.loads((lab / "runs" / "a2c" / "report.json").read_text())
+    assert report["success_after"]["low"] > report["untrained"]["high"]
 
 
 @pytest.mark.slow

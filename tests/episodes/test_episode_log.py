@@ -90,6 +90,22 @@ def test_time_of_reset_is_stored_but_is_no_part_of_the_content(tmp_path: Path, m
     assert contents[0] == contents[1]
 
 
+@pytest.mark.parametrize("deterministic", [True, False, None])
+def test_exploration_noise_is_stored_and_unknown_in_older_episodes(
+    tmp_path: Path, make_episode: Make, deterministic: bool | None
+) -> None:
+    log = EpisodeLog(tmp_path)
+    log.commit(make_episode(deterministic=deterministic))
+    assert log.manifest("e1").deterministic is log.load("e1").deterministic is deterministic
+    manifest = unpack_manifest((tmp_path / "e1/manifest.json").read_bytes(), name="e1")
+    assert ("deterministic" in manifest) == (
+        deterministic is not None
+    )  # the content of older episodes stays the same
+    (tmp_path / "e1/manifest.json").write_bytes(pack_manifest({**manifest, "deterministic": "often"}))
+    with pytest.raises(StoreError, match="deterministic should be true or false"):
+        log.manifest("e1")
+
+
 @pytest.mark.parametrize("stored", [..., "soon", True, -1.0, 1e300])
 def test_manifest_of_0_6_has_no_time_of_reset_and_a_wrong_one_is_refused(
     tmp_path: Path, make_episode: Make, stored: object

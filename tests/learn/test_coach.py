@@ -211,6 +211,11 @@ CASES = [
     ("stale_weights", facts(episodes(3, versions_behind=10)), facts(episodes(2, versions_behind=10))),
     # 20 episodes of 50 steps, two updates each: ten earn a thousand
     ("stale_weights", unpublished(1000), unpublished(999)),
+    (
+        "stale_weights",
+        facts(episodes(3, versions_behind=10)),
+        facts(episodes(3, versions_behind=10), settings={"deploy.gate": "compare"}),
+    ),
     ("stale_weights", unpublished(100, utd=0.1), unpublished(99, utd=0.1)),
     ("stale_weights", unpublished(1000), unpublished(1000, num_episodes=9)),
     ("out_of_range", facts(episodes(5, outside={"a": 0.26})), facts(episodes(5, outside={"a": 0.25}))),

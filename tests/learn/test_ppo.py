@@ -40,6 +40,7 @@ def rollout(policy, *, seed=0, version=0, ends=((0, 2),), cuts=((1, 4),)):
         "log_prob": log_prob.view(N, T),
         "version": torch.full((N, T), version),
         "reward": torch.from_numpy(rng.normal(size=(N, T)).astype(np.float32)),
+        "num_executed": torch.ones(N, T, dtype=torch.int64),
         "terminated": terminated,
         "final_at": torch.tensor(sorted(n * T + t for n, t in cuts), dtype=torch.int64),
         "final/joint_pos": torch.from_numpy(rng.normal(size=(len(cuts), 3)).astype(np.float32)),
@@ -285,13 +286,21 @@ def test_kl_to_the_start_keeps_the_policy_near_it(robot):
 # ---- updates
 
 
-def test_ppo_keeps_the_on_policy_contract(robot):
-    policy = make(robot)[1]
+@pytest.mark.parametrize("build", [make, make_chunks])
+def test_ppo_keeps_the_on_policy_contract(robot, build):
+    config = PPOConfig(num_envs=N, rollout_steps=T, batch_size=8, num_epochs=2, normalize=False)
+    check_on_policy_algorithm(lambda policy: PPO(config, policy=policy), lambda: build(robot)[1])
 
-    def make_rollout(seed, version):
-        return {name: values.numpy() for name, values in rollout(policy, seed=seed, version=version).items()}
 
-    check_on_policy_algorithm(lambda: make(robot)[0], make_rollout)
+def test_suite_reports_a_wrong_resume(robot):
+    class Forgetful(PPO):
+        def load_state_dict(self, state):
+            super().load_state_dict(state)
+            self._lr *= 2.0
+
+    config = PPOConfig(num_envs=N, rollout_steps=T, batch_size=8, normalize=False)
+    with pytest.raises(AssertionError, match="the same rollouts gave other weights"):
+        check_on_policy_algorithm(lambda policy: Forgetful(config, policy=policy), lambda: make(robot)[1])
 
 
 def test_is_an_on_policy_algorithm(robot):

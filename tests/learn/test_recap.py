@@ -257,3 +257,15 @@ def test_bandit_finds_the_better_action(make_policy, robot):
     assert (actions(policy) > 0.25).mean() > 0.95
     # a return of -0.25 or -0.5 at random: the value is their mean, and the error is half of the difference
     assert metrics["value_error"] == pytest.approx(0.125, abs=0.02)
+
+
+def test_other_algorithms_imitate_as_positive_and_leave_some_rows_without(make_policy, robot, monkeypatch):
+    """So a cloned policy already knows the indicator with which it acts, and guidance has its comparison."""
+    policy = make_policy()
+    seen, features = [], policy.features
+    monkeypatch.setattr(policy, "features", lambda given: (seen.append(given["advantage"]), features(given))[1])
+    algorithm = Imitation(ImitationConfig(batch_size=1000), policy=policy)
+    algorithm.update(empty_batch(make(make_policy(), batch_size=1000), robot))
+    (given,) = seen
+    assert set(given.tolist()) == {0, 1}
+    assert (given == 0).float().mean().item() == pytest.approx(0.3, abs=0.04)

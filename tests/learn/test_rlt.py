@@ -223,15 +223,15 @@ def test_actor_loss_is_minus_q_plus_beta_times_the_distance(make_policy, batch):
     with torch.no_grad():
         s = policy.features(observations_of(batch, "observation"))
     x, c_base = s[:, :5], s[:, 5:]
-    wanted, mask = algorithm._wanted_chunks(batch, s)
+    wanted, weights = algorithm._wanted_chunks(batch, s)
     assert torch.equal(wanted.flatten(1), c_base)
-    assert mask.all()
+    assert (weights == 1.0).all()
     algorithm._num_updates = 1
     with torch.no_grad():
         c = policy.actor(s)
         q = algorithm._critic(torch.cat((x, c), 1)).amin(0).mean()
         distance = (c - c_base).square().mean()
-    metrics = algorithm._update_actor(s, wanted, mask)
+    metrics = algorithm._update_actor(s, wanted, weights)
     assert float(metrics["actor_loss"]) == pytest.approx(float(-q + 3.0 * distance), rel=1e-5)
     assert float(metrics["distance"]) == pytest.approx(float(distance), rel=1e-5)
 
@@ -244,7 +244,7 @@ def test_proposal_is_zero_for_the_actor_in_a_share_of_the_rows(make_policy, batc
     policy.actor.register_forward_pre_hook(lambda module, inputs: seen.append(inputs[0]))
     s = torch.ones(4000, 5 + 2 * K)
     algorithm._num_updates = 1
-    algorithm._update_actor(s, torch.zeros(4000, K, 2), torch.ones(4000, K, dtype=torch.bool))
+    algorithm._update_actor(s, torch.zeros(4000, K, 2), torch.ones(4000, K, 2))
     (given,) = seen
     assert torch.equal(given[:, :5], s[:, :5])
     is_zero = (given[:, 5:] == 0.0).all(1)
@@ -253,19 +253,22 @@ def test_proposal_is_zero_for_the_actor_in_a_share_of_the_rows(make_policy, batc
 
 
 def test_a_persons_chunk_replaces_the_proposal_up_to_the_handover(make_policy, batch):
-    algorithm = make(make_policy())
+    algorithm = make(make_policy(), correction_weight=5.0)
     batch["human"][0] = torch.tensor([True, True])
     batch["human"][1] = torch.tensor([True, False])  # handed back after one action
     batch["human"][2] = torch.tensor([False, True])  # the policy began the chunk
-    batch["human"][3] = batch["action/mask"][3] = torch.tensor([True, False])  # the episode ends
-    batch["action/mask"][3] = torch.tensor([True, False])
+    batch["human"][3] = torch.tensor([True, True])
+    batch["action/mask"][3] = torch.tensor([True, False])  # the episode ends
+    batch["action"][3, 1] = torch.nan
     s = algorithm._of_token.features(observations_of(batch, "observation"))
-    wanted, mask = algorithm._wanted_chunks(batch, s)
+    wanted, weights = algorithm._wanted_chunks(batch, s)
     executed = algorithm._policy.normalize_actions(batch["action"])
     proposed = s[:, 5:].view_as(executed)
-    assert torch.equal(wanted[[0, 1, 3]], executed[[0, 1, 3]])
+    assert torch.equal(wanted[0], executed[0])
+    assert torch.equal(wanted[[1, 3], :1], executed[[1, 3], :1])
     assert torch.equal(wanted[2], proposed[2])
-    assert mask[:4].tolist() == [[True, True], [True, False], [True, True], [True, False]]
+    assert weights[:4, :, 0].tolist() == [[5.0, 5.0], [5.0, 0.0], [1.0, 1.0], [5.0, 0.0]]
+    assert torch.equal(weights[..., 0], weights[..., 1])
 
 
 def test_actor_leaves_the_proposal_only_where_the_critic_says_so(make_policy, batch):
@@ -279,7 +282,7 @@ def test_actor_leaves_the_proposal_only_where_the_critic_says_so(make_policy, ba
         s[:, 5:] = 0.0
         algorithm._num_updates = 1
         for _ in range(300):
-            algorithm._update_actor(s, torch.zeros(64, K, 2), torch.ones(64, K, dtype=torch.bool))
+            algorithm._update_actor(s, torch.zeros(64, K, 2), torch.ones(64, K, 2))
         return policy.actor(s).mean().item()
 
     # minimum of (c - 0.5)^2 + beta c^2 at 0.5 / (1 + beta)

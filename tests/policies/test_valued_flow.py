@@ -74,3 +74,16 @@ def test_value_trains_the_encoder_only_if_asked(trains):
     has_grad = any(p.grad is not None and p.grad.abs().max() > 0 for p in policy.encoder.parameters())
     assert has_grad == trains
     assert all(p.grad is None for p in policy.components["actor"].parameters())
+
+
+@pytest.mark.parametrize("noise", NOISE)
+def test_single_actions_have_one_density_each(noise):
+    """As every ValuedPolicy: [B] for a horizon of 1, so that rollouts have one number per step."""
+    policy = make(horizon=1, path_noise=noise)
+    chunk = policy.act(observations(), ActContext(seed=1))
+    num_rows = len(chunk.actions)
+    assert chunk.extras["log_prob"].shape == (num_rows,)
+    features = policy.features({key: torch.from_numpy(value) for key, value in observations().items()})
+    log_prob, entropy, _ = policy.evaluate_actions(features, torch.from_numpy(chunk.extras["drawn"]))
+    np.testing.assert_allclose(log_prob.detach().numpy(), chunk.extras["log_prob"], rtol=1e-4, atol=1e-4)
+    assert entropy.shape == (num_rows,)

@@ -6,9 +6,12 @@ import pytest
 import dovetail
 from dovetail.api.deployment import deploy, deployment_of
 from dovetail.api.distillation import distill
+from dovetail.api.policy import following_policy
+from dovetail.api.weights import find_weights
 from dovetail.core.errors import StoreError
-from dovetail.core.types import Outcome, Purpose, Source
+from dovetail.core.types import ActContext, Outcome, Purpose, Source
 from dovetail.episodes.log import EpisodeLog
+from dovetail.policies.images.backbones import ResNet, save_backbone
 from support.policy_servers import TOKEN, serving
 from support.run_digests import run_digests
 
@@ -103,6 +106,21 @@ def test_base_behind_a_socket_gives_the_same_run(runs, monkeypatch):
     assert run_digests(other)["weights"] == run_digests(runs / "whole")["weights"]
 
 
+def test_served_residual_needs_no_proposal_and_acts_as_from_python(runs):
+    served = following_policy(find_weights(runs / "whole"), log=lambda line: None)
+    assert "proposal" not in served.spec.observation and served.spec.base is None
+    rng = np.random.default_rng(3)
+    rows = {
+        key: rng.random((2, *array.shape)).astype(np.float32) for key, array in served.spec.observation.items()
+    }
+    chunk = served.act(rows, ActContext(deterministic=True))
+    local = dovetail.open(runs / "whole").policy()
+    for row in range(2):
+        one = local.act({key: values[row] for key, values in rows.items()})
+        assert np.allclose(chunk.actions[row], one.actions, atol=1e-6)
+    assert "proposal" not in chunk.extras
+
+
 def test_chunks_of_corrections_run_with_real_time_chunking(runs):
     other = launch(
         runs,
@@ -163,3 +181,20 @@ def test_gate_rejects_a_candidate_that_it_cannot_tell_from_the_deployed_one(runs
     decision = deploy(runs / "base", runs / "whole", num_episodes=2, runs_dir=runs)
     assert not decision.deployed
     assert deployment_of(runs / "base").deployed.weights == str(runs / "base")
+
+
+@pytest.mark.extended
+@pytest.mark.filterwarnings("ignore:for stages")  # torch, when only the shapes of a network are made
+def test_residual_learns_from_cached_image_features(tmp_path):
+    save_backbone(ResNet(width=8), tmp_path / "eye.safetensors", arch="resnet10")
+    arm, with_camera = 'FakeArm"}', 'FakeArm", image_size: [64, 64]}'
+    launch(tmp_path, BASE.replace(arm, with_camera), "base", train=True)
+    encoder = f"{{type: frozen, file: {tmp_path / 'eye.safetensors'}, arch: resnet10, stride: 32, features: 8}}"
+    seeing = f"hidden: [16], inputs: [ee_pose, goal, front], encoder: {encoder}}}\nalgorithm:"
+    text = RESIDUAL.replace(arm, with_camera).replace("hidden: [16]}\nalgorithm:", seeing)
+    run = launch(tmp_path, text, "seeing")
+    policy = dovetail.open(run).policy()._policy
+    assert set(policy.feature_specs) == {"front"}  # the replay has features, so no update encodes an image
+    assert {"residual", "encoder"} <= set(policy.components)  # the trained head reads them
+    assert float(policy.residual.share) == 1.0
+    assert all(np.isfinite(one.column("observation/proposal")).all() for one in episodes(run))

@@ -129,7 +129,7 @@ VLA = {
 @pytest.fixture(scope="module")
 def vla_runs(tmp_path_factory):
     folder = tmp_path_factory.mktemp("vla")
-    dovetail.train("push-by-prompt-vla-base", {**VLA, "learner.warmup_updates": 2}, runs_dir=folder, name="base")
+    dovetail.train("push-cube-rlt-base", {**VLA, "learner.warmup_updates": 2}, runs_dir=folder, name="base")
     return folder
 
 
@@ -144,10 +144,10 @@ def test_rlt_improves_a_vla_of_another_run_and_resumes_without_it(vla_runs):
         "learner.utd": 0.2,
         "run.env_steps": 60,
     }
-    dovetail.run("push-by-prompt-rlt", settings, runs_dir=vla_runs, name="whole")
+    dovetail.run("push-cube-rlt", settings, runs_dir=vla_runs, name="whole")
     with pytest.raises(dovetail.Interrupted):
         dovetail.run(
-            "push-by-prompt-rlt",
+            "push-cube-rlt",
             settings,
             runs_dir=vla_runs,
             name="parts",

@@ -7,6 +7,7 @@ import time
 import numpy as np
 import pytest
 
+from dovetail.api.weights import find_weights
 from dovetail.config.load import load
 from dovetail.core.errors import FailureError, Interrupted
 from dovetail.core.types import Event, HumanInput, Outcome, Purpose
@@ -241,6 +242,26 @@ def test_failed_update_keeps_the_last_good_checkpoint(make, tmp_path, monkeypatc
     assert state["algorithm/num_updates"] < 60
     monkeypatch.setattr(RLPD, "update", update)
     make("a", resume=True).run()
+
+
+def test_checkpoints_are_kept_every_n_updates(make, tmp_path):
+    """They hold the state right after the update of their number, and the run goes on as without them."""
+    make("a").run()
+    make("b", "run.checkpoint_every_updates=50").run()
+    assert same(weights_of(tmp_path / "a"), weights_of(tmp_path / "b"))
+    last, _ = load_checkpoint(tmp_path / "b" / "checkpoints" / "last")
+    total = int(last["algorithm/num_updates"])
+    kept = sorted(path.name for path in (tmp_path / "b" / "checkpoints").glob("update-*"))
+    assert kept == [f"update-{number:08d}" for number in range(50, total + 1, 50)]
+    for name in kept:
+        state, _ = load_checkpoint(tmp_path / "b" / "checkpoints" / name)
+        assert f"update-{int(state['algorithm/num_updates']):08d}" == name
+    assert not list((tmp_path / "a" / "checkpoints").glob("update-*"))
+    source = find_weights(tmp_path / "b" / "checkpoints" / kept[0], runs_dir=tmp_path)
+    assert (
+        source.snapshot().components.keys()
+        == DiskWeightStore(tmp_path / "b" / "weights").latest().components.keys()
+    )
 
 
 @pytest.mark.extended

@@ -115,11 +115,14 @@ def test_two_ranks_of_ppo_equal_one(tmp_path, monkeypatch):
         np.testing.assert_allclose(values, found[1][name], rtol=2e-3, atol=2e-5, err_msg=name)
 
 
-def test_ranks_of_ppo_need_the_inline_runtime(tmp_path):
+def test_ranks_of_ppo_on_ray_need_a_gpu_each(tmp_path):
     path = tmp_path / "ppo.yaml"
     path.write_text(PPO_RUN)
-    with pytest.raises(UsageError, match=r"learner\.ranks of ppo needs runtime=inline"):
-        check_on_policy(load([path], ["learner.ranks=2", "runtime=ray"]))
+    two = ["learner.ranks=2", "runtime=ray"]
+    check_on_policy(load([path], two))  # on a CPU
+    check_on_policy(load([path], [*two, "cluster.learner.num_gpus=2"]))
+    with pytest.raises(UsageError, match=r"cluster\.learner\.num_gpus is 1. Set it to 2"):
+        check_on_policy(load([path], [*two, "cluster.learner.num_gpus=1"]))
 
 
 @pytest.mark.extended

@@ -476,6 +476,60 @@ def test_deterministic_requests_with_the_same_delay_are_joined_and_random_ones_a
     assert all(one.chunk.actions.shape == (1, 3, 2) for one in computed)
 
 
+def test_requests_that_cannot_be_joined_are_not_delayed_by_clients_that_ask_again_at_once():
+    policy = EchoPolicy()
+    batcher = batching.Batcher(policy, max_rows=4)
+    order: list[str] = []
+    ended = threading.Event()
+
+    def ask(name: str, context: ActContext, *, times: int) -> None:
+        result = batcher.submit(name, observed(0.0), context)
+
+        def again(done: Any) -> None:
+            order.append(name)
+            if times > 1 and not ended.is_set():
+                ask(name, context, times=times - 1)
+
+        result.add_done_callback(again)
+
+    policy.block.clear()
+    for number in range(4):
+        ask(f"greedy {number}", STILL, times=50)
+    lone = batcher.submit("lone", observed(9.0), ActContext(seed=1))
+    lone.add_done_callback(lambda done: order.append("lone"))
+    batcher.start()
+    policy.block.set()
+    lone.result(10)
+    wait_until(lambda: len(order) == 201)
+    batcher.close()
+    assert order.index("lone") == 4  # after one batch of the four that came first, before their second requests
+    assert [order.count(f"greedy {number}") for number in range(4)] == [50] * 4
+
+
+def test_clients_that_left_leave_nothing_behind():
+    policy = EchoPolicy(history=True)
+    server = OpenpiServer(policy, token=TOKEN, keys=DROID)
+    address = server.listen()
+    stopped = threading.Event()
+    thread = threading.Thread(target=server.run, args=(stopped.is_set,))
+    thread.start()
+    try:
+        for way in ("closed", "lost", "lost while it waits"):
+            with raw(address) as connection:
+                connection.recv()
+                connection.send(small(1.0))
+                if way != "lost while it waits":
+                    connection.recv(timeout=10)
+                assert len(server._clients) == 1
+                if way != "closed":
+                    connection.socket.shutdown(2)
+            wait_until(lambda: not server._clients and not server._batcher._active)
+            assert not server._batcher._waiting
+    finally:
+        stopped.set()
+        thread.join(10)
+
+
 def test_robot_whose_actions_are_not_finite_does_not_stop_the_others_of_its_batch():
     policy = EchoPolicy()
     batcher = batching.Batcher(policy, max_rows=2)

@@ -145,6 +145,37 @@ def test_all_readers_get_the_pinned_version(tmp_path: Path) -> None:
         store.pin(9)
 
 
+def test_named_versions_are_kept_until_others_are_named(tmp_path: Path) -> None:
+    store = DiskWeightStore(tmp_path, keep=2)
+    for value in (1, 2, 3):
+        store.publish(weights(value))
+        store.keep_versions([1, 2])
+    DiskWeightStore(tmp_path, keep=2).publish(weights(4))  # another process
+    assert store.versions() == [1, 2, 3, 4]
+    store.keep_versions([2])
+    store.publish(weights(5))
+    assert store.versions() == [2, 4, 5]
+    assert_same(store.load(2).components, weights(2))
+
+
+def test_reader_gets_an_older_version_after_a_newer_one(tmp_path: Path) -> None:
+    """An arm's own store follows a roll-back, also to a version that it no longer has."""
+    learner, arm = DiskWeightStore(tmp_path / "learner"), DiskWeightStore(tmp_path / "arm", keep=1)
+    for value in (1, 2, 3):
+        learner.publish(weights(value))
+        arm.serve_only(learner.load(value))
+    assert arm.versions() == [3]
+    reader = DiskWeightStore(tmp_path / "arm")
+    arm.serve_only(learner.load(1))
+    snapshot = reader.latest(newer_than=3)
+    assert snapshot is not None and snapshot.version == 1
+    assert_same(snapshot.components, weights(1))
+    arm.serve_only(learner.load(3))
+    newer = reader.latest(newer_than=1)
+    assert newer is not None and newer.version == 3
+    assert arm.versions() == [3]
+
+
 def test_flipped_bit_is_reported_with_its_file(tmp_path: Path) -> None:
     store = DiskWeightStore(tmp_path)
     store.publish(weights(1))

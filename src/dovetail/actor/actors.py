@@ -194,6 +194,7 @@ def make_start(order: EpisodeOrder, *, task: Task, robot: RobotSpec, operator: s
         config_hash=order.config_hash,
         started_unix_ns=order.started_unix_ns,
         boot_id=boot_id(),
+        deterministic=order.deterministic,
     )
 
 

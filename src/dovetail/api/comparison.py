@@ -20,10 +20,10 @@ from dovetail.api.names import RUNS_DIR
 from dovetail.api.opened_run import Run
 from dovetail.api.weights import WeightSource, find_weights
 from dovetail.config.load import Overrides
-from dovetail.core.errors import UsageError
 from dovetail.core.figures import EpisodeScore, Performance
-from dovetail.core.sequential_test import Answer, SequentialTest, return_test, success_test
+from dovetail.core.sequential_test import Answer, SequentialTest
 from dovetail.core.streams import stream
+from dovetail.runs.pair_test import measure_of, pair_test
 
 if TYPE_CHECKING:  # loads torch
     from dovetail.runs.paired_play import Contender, PairedPlayer
@@ -31,8 +31,6 @@ if TYPE_CHECKING:  # loads torch
 __all__ = ["MAX_PAIRS", "Comparison", "OnPair", "compare"]
 
 MAX_PAIRS = 200
-MARGIN_POINTS = 5.0  # of success
-MARGIN_SPREAD = 25.0  # percent of the spread of returns
 _OTHER_RESETS = 1000  # added to the seed: a best checkpoint was chosen by the resets of its run's own seed
 
 
@@ -52,26 +50,11 @@ class Comparison:
     @property
     def measure(self) -> str:
         """`success`, or `return` where the environment has no success."""
-        known = any(score.success is not None for pair in self.scores for score in pair)
-        return "success" if known else "return"
+        return measure_of(self.scores)
 
     @property
     def test(self) -> SequentialTest:
-        if not self.scores:
-            raise UsageError("the comparison was stopped before its first pair of episodes ended")
-        if self.measure == "success":
-            points = MARGIN_POINTS if self.margin_percent is None else self.margin_percent
-            pairs = [(bool(a.success), bool(b.success)) for a, b in self.scores]
-            return success_test(pairs, margin=points / 100.0, max_pairs=self.max_pairs)
-        share = (MARGIN_SPREAD if self.margin_percent is None else self.margin_percent) / 100.0
-        return return_test(*self._returns(), margin_share=share, max_pairs=self.max_pairs)
-
-    def _returns(self) -> tuple[list[float], list[float]]:
-        pairs = [(a.total_reward, b.total_reward) for a, b in self.scores]
-        known = [(a, b) for a, b in pairs if a is not None and b is not None]
-        if len(known) < len(pairs):
-            raise UsageError("the episodes have neither a success nor a reward, so they cannot be compared")
-        return [a for a, _ in known], [b for _, b in known]
+        return pair_test(self.scores, margin_percent=self.margin_percent, max_pairs=self.max_pairs)
 
     @property
     def answer(self) -> Answer:

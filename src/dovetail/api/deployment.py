@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,11 +13,12 @@ from dovetail.api.links import OnLink, connect_nothing
 from dovetail.api.names import RUNS_DIR, find_run
 from dovetail.api.opened_run import Run
 from dovetail.api.weights import find_weights
-from dovetail.core.errors import UsageError
+from dovetail.core.errors import RunFolderError, UsageError
 from dovetail.runs.deployment import Deployment
+from dovetail.runs.deployment_request import Change, request_change
 from dovetail.runs.folder import RunFolder
 
-__all__ = ["Decision", "deploy", "deployment_of", "watch"]
+__all__ = ["Decision", "approve", "deploy", "deployment_of", "roll_back", "watch"]
 
 _FIRST_SEED = 5000  # of watched episodes: other resets than those of learning and comparing
 
@@ -53,29 +55,74 @@ def deploy(
     The candidate is a run, RUN/weights/v00000009.json or a checkpoint. If it is worse, or the comparison cannot tell, it is
     rejected. Each decision is an event of the run.
     """
-    deployment = deployment_of(run, runs_dir=runs_dir)
-    deployment.propose(_pinned(candidate, Path(runs_dir)))
-    assert deployment.candidate is not None
-    comparison = compare(
-        deployment.deployed.weights,
-        deployment.candidate,
-        num_episodes=num_episodes,
-        margin=margin,
-        seed=seed,
-        runs_dir=runs_dir,
-        on_pair=on_pair,
-        should_stop=should_stop,
-        announce=announce,
-        on_link=on_link,
-    )
-    if comparison.stopped:
-        raise UsageError("the comparison was stopped, so nothing was deployed. The candidate stays: run it again")
-    success = comparison.b.success
-    return Decision(
-        # the lower limit: the rate of a few episodes is often too high by luck, and that would raise false alarms
-        deployed=deployment.decide(comparison.answer, rate=None if success is None else success.low),
-        comparison=comparison,
-    )
+    with _changing(run, runs_dir) as deployment:
+        deployment.propose(_pinned(candidate, Path(runs_dir)))
+        assert deployment.candidate is not None
+        comparison = compare(
+            deployment.deployed.weights,
+            deployment.candidate,
+            num_episodes=num_episodes,
+            margin=margin,
+            seed=seed,
+            runs_dir=runs_dir,
+            on_pair=on_pair,
+            should_stop=should_stop,
+            announce=announce,
+            on_link=on_link,
+        )
+        if comparison.stopped:
+            raise UsageError(
+                "the comparison was stopped, so nothing was deployed. The candidate stays: run it again"
+            )
+        success = comparison.b.success
+        return Decision(
+            # the lower limit: the rate of a few episodes is often too high by luck, and that would raise false alarms
+            deployed=deployment.decide(comparison.answer, rate=None if success is None else success.low),
+            comparison=comparison,
+        )
+
+
+def approve(
+    run: Run | str | Path,
+    candidate: str | Path | None = None,
+    *,
+    by: str = "a person",
+    runs_dir: Path | str = RUNS_DIR,
+) -> bool:
+    """Deploy a candidate without a comparison; without a name, the candidate of the run's gate. False: the run is active,
+    and does it between two episodes."""
+    if candidate is not None:
+        with _changing(run, runs_dir) as deployment:
+            deployment.propose(str(Path(candidate)))
+            deployment.approve(by=by)
+        return True
+    state = deployment_of(run, runs_dir=runs_dir)
+    return request_change(state.folder, Change.APPROVE, seen=state.candidate or "", by=by)
+
+
+def roll_back(run: Run | str | Path, *, by: str = "a person", runs_dir: Path | str = RUNS_DIR) -> bool:
+    """Return to the policy before the deployed one. False: the run is active, and does it between two episodes."""
+    state = deployment_of(run, runs_dir=runs_dir)
+    return request_change(state.folder, Change.ROLL_BACK, seen=state.deployed.weights, by=by)
+
+
+@contextmanager
+def _changing(run: Run | str | Path, runs_dir: Path | str) -> Iterator[Deployment]:
+    """The deployment of a run, which nothing else changes meanwhile."""
+    folder = deployment_of(run, runs_dir=runs_dir).folder
+    if folder.config.deploy is None:  # the run itself does not use it
+        yield Deployment.load(folder)
+        return
+    try:
+        folder.lock()
+    except RunFolderError as error:
+        raise UsageError(
+            f"{error}, and its gate compares its own weights. Use --approve or --roll-back alone, or wait for its end"
+        ) from error
+    try:
+        yield Deployment.load(folder)
+    finally:
+        folder.unlock()
 
 
 def watch(
@@ -91,26 +138,26 @@ def watch(
     """Run episodes of the deployed policy without help, and roll it back if it succeeds less often than in its comparison.
 
     Returns the deployment and the number of episodes that counted for the policy before a roll-back."""
-    deployment = deployment_of(run, runs_dir=runs_dir)
-    used = (
-        _FIRST_SEED + len(deployment.outcomes) if seed is None else seed
-    )  # episodes that were counted do not count again
-    played = evaluate(
-        deployment.deployed.weights,
-        num_episodes=num_episodes,
-        seed=used,
-        runs_dir=runs_dir,
-        should_stop=should_stop,
-        announce=announce,
-        on_link=on_link,
-    )
-    count = 0
-    for score in (score for arm in played.arms for score in arm.scores):
-        count += 1
-        test = deployment.observe(success=bool(score.success))
-        if test is not None and test.alarm:
-            break
-    return deployment, count
+    with _changing(run, runs_dir) as deployment:
+        used = (
+            _FIRST_SEED + len(deployment.outcomes) if seed is None else seed
+        )  # episodes that were counted do not count again
+        played = evaluate(
+            deployment.deployed.weights,
+            num_episodes=num_episodes,
+            seed=used,
+            runs_dir=runs_dir,
+            should_stop=should_stop,
+            announce=announce,
+            on_link=on_link,
+        )
+        count = 0
+        for score in (score for arm in played.arms for score in arm.scores):
+            count += 1
+            test = deployment.observe(success=bool(score.success))
+            if test is not None and test.alarm:
+                break
+        return deployment, count
 
 
 def _pinned(candidate: str | Path, runs_dir: Path) -> str:

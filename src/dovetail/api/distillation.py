@@ -7,12 +7,13 @@ import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dovetail.api.contenders import check_same
-from dovetail.api.launch import train
+from dovetail.api.launch import RunOptions, train
 from dovetail.api.names import RUNS_DIR, check_name, find_run
 from dovetail.api.opened_run import Run
+from dovetail.api.policy_export import export_run
 from dovetail.api.weights import WeightSource
 from dovetail.config.load import Overrides, load, plain_overrides
 from dovetail.config.trust import is_trusted
@@ -23,12 +24,17 @@ from dovetail.episodes.lerobot._checks import check_values
 from dovetail.episodes.lerobot._rows import imported
 from dovetail.episodes.log import EpisodeLog
 from dovetail.labels.store import LabelStore
+from dovetail.policies.vla.settings import VlaConfig
 from dovetail.runs.folder import RunFolder
 from dovetail.weights.store import DiskWeightStore
 
-__all__ = ["LINEAGE", "Distilled", "distill"]
+if TYPE_CHECKING:
+    from dovetail.runs.status import StatusListener
+
+__all__ = ["LINEAGE", "Distilled", "distill", "prepare_distillation"]
 
 LINEAGE = "lineage.json"
+EXPORTS = "exports"  # LeRobot folders of a run's weights
 DEFAULT_UPDATES = 3000
 
 
@@ -50,6 +56,7 @@ def distill(
     runs_dir: Path | str = RUNS_DIR,
     evaluate: bool = True,
     should_stop: Callable[[], bool] = lambda: False,
+    on_progress: StatusListener | None = None,
 ) -> Distilled:
     """Fine-tune a policy on the successful episodes of a run: those of base, residual and people.
 
@@ -57,11 +64,31 @@ def distill(
     new run `name` has the same task, robot and safety limits. Evaluations are left out: they stay unseen. `lineage.json`
     in the new run records where the episodes and the weights came from.
     """
+    folder, num_episodes = prepare_distillation(
+        run, into, overrides, name=name, num_updates=num_updates, runs_dir=runs_dir
+    )
+    options: RunOptions = {"resume": folder.path, "runs_dir": runs_dir, "should_stop": should_stop}
+    if on_progress is not None:
+        options["on_progress"] = on_progress
+    trained = train(evaluate=evaluate, **options)
+    return Distilled(run=trained, num_episodes=num_episodes)
+
+
+def prepare_distillation(
+    run: Run | str | Path,
+    into: str | Path,
+    overrides: Overrides = (),
+    *,
+    name: str,
+    num_updates: int,
+    runs_dir: Path | str,
+) -> tuple[RunFolder, int]:
+    """Make the new run with its demonstrations, and return it with their number. `lineage.json` is written last."""
     runs = Path(runs_dir)
     source = RunFolder.open(find_run(run.path if isinstance(run, Run) else run, runs))
     student = _student(into, runs)
     settings = [
-        *(f"policy.components.{part}.checkpoint={student.weights}" for part in student.components),
+        *student.start,
         "operator.type=none",
         "algorithm.type=imitation",
         "learner.bc_updates=0",
@@ -81,10 +108,9 @@ def distill(
     except BaseException:  # half of the episodes would look like all
         shutil.rmtree(folder.path)
         raise
-    folder.write_json(LINEAGE, lineage)
     folder.event("distill", **lineage)
-    made = train(resume=folder.path, runs_dir=runs, evaluate=evaluate, should_stop=should_stop)
-    return Distilled(run=made, num_episodes=len(ids))
+    folder.write_json(LINEAGE, lineage)
+    return folder, len(ids)
 
 
 def _copy(source: RunFolder, ids: list[str], folder: RunFolder) -> dict[str, Any]:
@@ -109,12 +135,13 @@ def _copy(source: RunFolder, ids: list[str], folder: RunFolder) -> dict[str, Any
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Student:
-    """The policy to fine-tune: its config, and the weights and components that it starts from; none if it is untrained."""
+    """The policy to fine-tune: its config, its weights, and the settings that let a run start from them; none if it is
+    untrained."""
 
     config_file: str | Path
     weights: Path | None = None
     version: int | None = None
-    components: tuple[str, ...] = ()
+    start: tuple[str, ...] = ()
 
 
 def _student(into: str | Path, runs: Path) -> _Student:
@@ -125,12 +152,25 @@ def _student(into: str | Path, runs: Path) -> _Student:
     newest = DiskWeightStore(folder.weights).latest()
     if newest is None:
         raise UsageError(f"run {folder.path} has published no weights yet. Let it run first, or name a recipe")
+    weights = folder.weights / f"v{newest.version:08d}.json"
     return _Student(
         config_file=folder.path / "config.yaml",
-        weights=folder.weights / f"v{newest.version:08d}.json",
+        weights=weights,
         version=newest.version,
-        components=tuple(newest.components),
+        start=_started_from_folder(folder, newest.version)
+        if isinstance(folder.config.policy.config, VlaConfig)
+        else tuple(f"policy.components.{part}.checkpoint={weights}" for part in newest.components),
     )
+
+
+def _started_from_folder(folder: RunFolder, version: int) -> tuple[str, ...]:
+    """A vision-language-action model starts from a LeRobot folder, which has weights and statistics. The run keeps it."""
+    exported = folder.path / EXPORTS / f"v{version:08d}"
+    if not (exported / "model.safetensors").is_file():
+        shutil.rmtree(exported, ignore_errors=True)  # an export that was interrupted
+        export_run(WeightSource(folder=folder, version=version), exported)
+    kept = ("policy.new=null", "policy.fit_stats=false", "policy.stats=null", "policy.adapter=null")
+    return (f"policy.checkpoint={exported}", *kept)
 
 
 def _successful(source: RunFolder) -> list[str]:

@@ -6,6 +6,7 @@ import shutil
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypedDict, Unpack
 
@@ -33,6 +34,7 @@ __all__ = [
     "RunOptions",
     "collect",
     "execute",
+    "following_run",
     "load_config",
     "locked_run",
     "run",
@@ -98,11 +100,25 @@ def _launch(
             message = f"the operator is a person at the console. Open it: dovetail console {folder.path}"
             warnings.warn(message, UserWarning, stacklevel=4)
         execute(command, folder, options, stop=stop, evaluate=evaluate)
+    if command == "run" and (following := following_run(folder, options)) is not None:
+        return _launch(command, (), (), {**options, "resume": following, "name": None, "gym": None})
     if command == "run" or (command == "train" and evaluate):
         from dovetail.reports.report import write_report
 
         write_report(folder)
     return Run(folder)
+
+
+def following_run(
+    folder: RunFolder, options: RunOptions, *, announce: Callable[[str], None] = lambda line: None
+) -> Path | None:
+    """After a round of a run with `run.distill_every`: distill it, and return the run that goes on. None: it is over."""
+    if folder.config.run.distill_every is None:
+        return None
+    from dovetail.api.rounds import next_round
+
+    should_stop = options.get("should_stop", lambda: False)
+    return next_round(RunFolder.open(folder.path), should_stop=should_stop, announce=announce)
 
 
 @contextmanager
@@ -145,8 +161,39 @@ def execute(
 ) -> None:
     """Do the work of a command in a locked folder. This is the only place that knows the run classes.
 
-    `stop` is the emergency stop of all arms, which this process leads. `announce` prints a line in the terminal.
+    `stop` is the emergency stop of all arms, which this process leads. `announce` prints a line in the terminal. A run with
+    a section `improve` is the middle of a loop: see `dovetail.api.improvement`.
     """
+    work = partial(
+        _execute,
+        command,
+        folder,
+        options,
+        stop=stop,
+        evaluate=evaluate,
+        with_console=with_console,
+        make_link=make_link,
+        announce=announce,
+    )
+    if command == "run" and folder.config.improve is not None:
+        from dovetail.api.improvement import Improvement
+
+        Improvement(folder, options, announce=announce).run(work)
+    else:
+        work()
+
+
+def _execute(
+    command: Command,
+    folder: RunFolder,
+    options: RunOptions,
+    *,
+    stop: RunStop,
+    evaluate: bool,
+    with_console: bool,
+    make_link: Callable[[RobotSpec], LiveLink] | None,
+    announce: Callable[[str], None],
+) -> None:
     import torch
 
     from dovetail.learn.memory import keep_freed_memory
@@ -213,6 +260,7 @@ def _created(sources: Sequence[Source], overrides: Overrides, options: RunOption
     refuse_unready(loaded)
 
     from dovetail.api.checks import check_fits
+    from dovetail.api.improvement import with_served_base
     from dovetail.runs.assembly.fleet import with_embodiments
 
     config = with_embodiments(loaded)
@@ -222,6 +270,7 @@ def _created(sources: Sequence[Source], overrides: Overrides, options: RunOption
     path = runs_dir / name
     if path.exists():
         raise RunFolderError(f"run folder {path} exists already: choose another --name, or use --resume")
+    config = with_served_base(config, path)
     check_fits(_viewed(config, options))
     return RunFolder.create(path, config)
 
@@ -242,9 +291,10 @@ def _resumed(sources: Sequence[Source], overrides: Overrides, options: RunOption
         folder = RunFolder.open(path)
         refuse_unready(folder.config)
         return folder
+    from dovetail.api.improvement import with_served_base
     from dovetail.runs.assembly.fleet import with_embodiments
 
-    return RunFolder.open(path, expect=with_embodiments(load(sources, overrides)))
+    return RunFolder.open(path, expect=with_served_base(with_embodiments(load(sources, overrides)), path))
 
 
 def _viewed(config: RunConfig, options: RunOptions) -> RunConfig:

@@ -20,6 +20,7 @@ from dovetail.core.proposals import OF_BASE, PROPOSAL
 from dovetail.core.specs import PolicySpec, RobotSpec
 from dovetail.core.types import ActContext, ActionChunk, Array, WeightSnapshot
 from dovetail.episodes.log import EpisodeLog
+from dovetail.policies.base_proposals import WithoutProposals
 from dovetail.policies.inputs import History
 from dovetail.robot_host.following_policy import FollowingPolicy
 from dovetail.runs.assembly.build import build_assembly
@@ -28,7 +29,15 @@ from dovetail.runs.assembly.policy_rate import policy_robot
 from dovetail.runs.folder import RunFolder
 from dovetail.weights.store import DiskWeightStore
 
-__all__ = ["RunPolicy", "following_policy", "load_policy", "receiving_policy", "robot_and_prompt"]
+__all__ = [
+    "RunPolicy",
+    "following_policy",
+    "load_policy",
+    "published_policy",
+    "receiving_policy",
+    "robot_and_prompt",
+    "robot_of_config",
+]
 
 
 class RunPolicy:
@@ -92,8 +101,7 @@ def load_policy(source: WeightSource) -> RunPolicy:
 def following_policy(
     source: WeightSource, *, log: Callable[[str], None], place: Mapping[str, Any] | None = None
 ) -> FollowingPolicy:
-    """The policy of a run for a policy server: it also loads newer weights, unless a version or checkpoint was named. Before
-    a run has published any, a policy with `policy.checkpoint` acts with those weights.
+    """The policy of a run for a policy server: it also loads newer weights, unless a version or checkpoint was named.
 
     `place` replaces the run's settings of where it computes: `device` and `num_threads`."""
     section = source.folder.config.policy
@@ -105,17 +113,42 @@ def following_policy(
     robot = policy_robot(source.folder.config, robot)
     follows = source.checkpoint is None and source.version is None
     store = DiskWeightStore(source.folder.weights) if follows else None
-    snapshot, label = None, "weights of its checkpoint"
-    if store is None or store.versions() or not _names_checkpoint(section):
-        snapshot = source.snapshot()
+    snapshot = None if store and not store.versions() and _has_published_weights(section) else source.snapshot()
+    if snapshot is not None:
         check_size(section, robot=robot, snapshot=snapshot, components=source.folder.components)
-        label = source.label(snapshot)
-    policy = FollowingPolicy(lambda: _build(source.folder, robot, section), snapshot, store=store, log=log)
+    policy = FollowingPolicy(
+        lambda: _without_proposals(_build(source.folder, robot, section)), snapshot, store=store, log=log
+    )
+    label = "published weights" if snapshot is None else source.label(snapshot)
     log(f"policy '{policy.spec.name}', {label}" + (", and newer ones" if follows else ""))
     return policy
 
 
-def _names_checkpoint(section: PluginSection) -> bool:
+def published_policy(
+    section: PluginSection,
+    robot: RobotSpec,
+    *,
+    log: Callable[[str], None],
+    place: Mapping[str, Any] | None = None,
+) -> FollowingPolicy:
+    """A policy with published weights for a policy server. They never change. `place`: as in `following_policy`."""
+    if not _has_published_weights(section):
+        raise UsageError(
+            f"policy '{section.type}' has no weights of its own: set policy.checkpoint, or name a run that trained it"
+        )
+    section = replace(section, config=section.config.model_copy(update=dict(place or {})))
+    check_device(section)
+    policy = FollowingPolicy(lambda: build_acting_policy(section, robot=robot, seed=0), log=log)
+    log(f"policy '{policy.spec.name}', published weights")
+    return policy
+
+
+def _without_proposals(policy: Policy) -> Policy:
+    """The policy for clients of a server, which send no proposals of a base."""
+    return policy if policy.spec.base is None else WithoutProposals(policy)
+
+
+def _has_published_weights(section: PluginSection) -> bool:
     return isinstance(section.config, NamesCheckpoint) and bool(section.config.checkpoint)
 
 
@@ -130,11 +163,7 @@ def receiving_policy(
     untrained. `folder`: the run's folder, if this machine has it. `place`: as in `following_policy`."""
     section = replace(config.policy, config=config.policy.config.model_copy(update=dict(place or {})))
     check_device(section)
-    assembly = build_assembly(config.model_copy(update={"policy_server": None}))
-    try:
-        robot = assembly.policy_robot
-    finally:
-        assembly.close()
+    robot = robot_of_config(config)
     components = folder.components if folder else None
     store = DiskWeightStore(folder.weights) if folder else None
 
@@ -145,6 +174,15 @@ def receiving_policy(
     policy.following = False  # the arms of the run say which version to use
     log(f"policy '{policy.spec.name}', untrained until an arm of its run connects")
     return policy
+
+
+def robot_of_config(config: RunConfig) -> RobotSpec:
+    """The robot of a config as its policy sees it."""
+    assembly = build_assembly(config.model_copy(update={"policy_server": None}))
+    try:
+        return assembly.policy_robot
+    finally:
+        assembly.close()
 
 
 def _build(folder: RunFolder, robot: RobotSpec, section: PluginSection) -> Policy:

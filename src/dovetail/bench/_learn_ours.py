@@ -85,6 +85,7 @@ def make_rollout(num_envs: int, num_steps: int) -> dict[str, Tensor]:
         "action": torch.randn(num_envs, num_steps, ACTIONS, generator=generator) * 0.5,
         "reward": torch.rand(num_envs, num_steps, generator=generator),
         "log_prob": torch.full((num_envs, num_steps), -5.0),
+        "num_executed": torch.ones(num_envs, num_steps, dtype=torch.long),
         "terminated": torch.zeros(num_envs, num_steps, dtype=torch.bool),
         "final/state": torch.zeros(0, FEATURES),
         "final_at": torch.zeros(0, dtype=torch.long),

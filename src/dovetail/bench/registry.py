@@ -53,6 +53,9 @@ BENCHES: Mapping[str, Entry] = MappingProxyType(
             "dovetail.bench.vla.train",
             "time and memory of a training step of pi0, next to stock transformers; full size on a GPU",
         ),
+        "vla_ppo": Entry(
+            "dovetail.bench.vla.ppo", "PPO of a small VLA: collecting and learning in turn and at the same time"
+        ),
         "vla_act": Entry("dovetail.bench.vla.act", "time of a chunk of ACT; published size on a GPU"),
         "serve": Entry(
             "dovetail.bench.serve", "overhead and throughput of a policy server with openpi's protocol"

@@ -94,7 +94,7 @@ def _table(name: str, rows: Sequence[Row]) -> Table:
 def _aim(row: Row) -> str:
     if row.aim is None:
         return ""
-    upwards = row.met == (row.value >= row.aim)
+    upwards = row.aim != 0 and row.met == (row.value >= row.aim)  # an aim of 0 is a limit for a count
     return f"{'≥' if upwards else '≤'} {row.aim:,g}"
 
 

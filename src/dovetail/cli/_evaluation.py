@@ -7,7 +7,7 @@ from typing import Any
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from dovetail.api.evaluation import evaluate
-from dovetail.cli._figures import evaluation_lines
+from dovetail.cli._figures import evaluation_lines, metric_line
 from dovetail.cli._judging_keys import JudgingKeys
 from dovetail.cli._session import STOPPED
 from dovetail.cli._stop import StopFlag
@@ -38,6 +38,8 @@ def show_evaluation(target: str, *, quiet: bool, **options: Any) -> int:
         label = result.weights if arm.robot is None else f"{result.weights}, {arm.robot}"
         for line in evaluation_lines({label: arm.performance}):
             console.print(line, soft_wrap=True)
+        if metrics := metric_line(arm.performance):
+            console.print(metrics, soft_wrap=True)
     if result.not_recorded:
         say(f"not recorded in {result.not_recorded}")
     return 0

@@ -10,7 +10,7 @@ from dovetail.cli._terminal import rate_line
 from dovetail.core.figures import Mean, Performance, short
 from dovetail.core.stats import Rate
 
-__all__ = ["evaluation_lines", "rate_labels"]
+__all__ = ["evaluation_lines", "metric_line", "rate_labels"]
 
 _LABEL_WIDTH = 22
 
@@ -22,7 +22,7 @@ def rate_labels(*, env_steps: int) -> dict[str, str]:
 
 
 def evaluation_lines(evaluations: Mapping[str, Performance]) -> list[Text]:
-    """One line for the main figure of each evaluation, by label, and one for its other figures."""
+    """One line for the main figure of each evaluation, by label, one for its other figures, and one for each prompt."""
     lines = []
     for label, performance in evaluations.items():
         main = performance.main
@@ -31,8 +31,23 @@ def evaluation_lines(evaluations: Mapping[str, Performance]) -> list[Text]:
         elif main is not None:
             lines.append(_return_line(label, main))
         if performance.details:
-            lines.append(Text(f"  {'':<{_LABEL_WIDTH}}{performance.details}", style="bright_black"))
+            lines.append(_detail_line(performance.details))
+        lines += [
+            _detail_line(f"'{prompt}': {of.headline}") for prompt, of in performance.by_prompt.items() if of.main
+        ]
     return lines
+
+
+def metric_line(performance: Performance) -> Text | None:
+    """The means of the task's metrics."""
+    metrics = performance.metrics
+    return (
+        _detail_line(", ".join(f"{name} {short(value)}" for name, value in metrics.items())) if metrics else None
+    )
+
+
+def _detail_line(text: str) -> Text:
+    return Text(f"  {'':<{_LABEL_WIDTH}}{text}", style="bright_black")
 
 
 def _return_line(label: str, returns: Mean) -> Text:

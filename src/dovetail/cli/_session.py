@@ -6,14 +6,15 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from dovetail.api.launch import Command, RunOptions, execute, locked_run
+from dovetail.api.launch import Command, RunOptions, execute, following_run, locked_run
 from dovetail.api.names import RUNS_DIR
 from dovetail.api.readiness import asks_person, console_is_needed, label_help
 from dovetail.cli import _report
 from dovetail.cli._console_process import ConsoleProcess
+from dovetail.cli._improvement import show_improvement
 from dovetail.cli._live import view_for
 from dovetail.cli._stop import StopFlag
 from dovetail.cli._terminal import console, say, split_arguments
@@ -95,6 +96,14 @@ def start(command: Command, request: Request, *, overrides: tuple[str, ...] = ()
                     say(line)
                 say(f"stopped; continue with: dovetail {command} --resume {_shown_name(folder, request)}")
                 return STOPPED
+        try:
+            following = following_run(folder, options, announce=say) if command == "run" else None
+        except Interrupted:
+            say(f"stopped; continue with: dovetail {command} --resume {_shown_name(folder, request)}")
+            return STOPPED
+    if following is not None:
+        again = replace(request, arguments=(), name=str(following), resume=True, seed=None, gym=None)
+        return start(command, again)
     _finish(command, folder, evaluate=evaluate)
     _say_unlabeled(folder, name=_shown_name(folder, request))
     return 0
@@ -124,6 +133,7 @@ def _finish(command: Command, folder: RunFolder, *, evaluate: bool) -> None:
         say(f"evaluate them: dovetail eval {folder.path}")
     else:
         _report.show(folder)
+        show_improvement(folder)
 
 
 @contextmanager

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -76,7 +75,9 @@ def deploy(
             metavar="[CANDIDATE]", help="A run, RUN/weights/v00000009.json or a checkpoint.", show_default=False
         ),
     ] = None,
-    approve: Annotated[bool, typer.Option("--approve", help="Deploy the candidate without a comparison.")] = False,
+    approve: Annotated[
+        bool, typer.Option("--approve", help="Deploy it without a comparison. Default: the candidate of the gate.")
+    ] = False,
     roll_back: Annotated[bool, typer.Option("--roll-back", help="Return to the policy before.")] = False,
     watch: Annotated[
         int | None,
@@ -110,11 +111,13 @@ def deploy(
     from dovetail.cli._terminal import say
 
     state = api.deployment_of(run, runs_dir=runs_dir)
-    if roll_back:
-        state.roll_back("a person rolled it back")
-    elif candidate is not None and approve:
-        state.propose(str(Path(candidate)))
-        state.approve()
+    if roll_back or approve:
+        done = (
+            api.roll_back(run, runs_dir=runs_dir) if roll_back else api.approve(run, candidate, runs_dir=runs_dir)
+        )
+        if not done:
+            say("the run is active: it does this between two episodes")
+        state = api.deployment_of(run, runs_dir=runs_dir)
     elif watch is not None:
         before = state.deployed.weights
         with StopFlag() as stop, JudgingKeys() as keys:
@@ -152,6 +155,8 @@ def deploy(
             raise typer.Exit(1)
         state = api.deployment_of(run, runs_dir=runs_dir)
     say(f"deployed: {state.deployed.weights}")
+    if state.candidate is not None:
+        say(f"candidate: {state.candidate}")
     for one in reversed(state.earlier):
         say(f"  before: {one.weights}")
 

@@ -36,7 +36,8 @@ def serve(
         str,
         typer.Argument(
             metavar="RUN|CHECKPOINT",
-            help="A run, RUN/checkpoints/last or RUN/weights/v00000009.json; with --receive also a recipe or config.",
+            help="A run, RUN/checkpoints/last, RUN/weights/v00000009.json, a folder with published weights, or a recipe or "
+            "config whose policy has a checkpoint; with --receive any recipe or config.",
         ),
     ],
     version: Annotated[
@@ -74,6 +75,14 @@ def serve(
             help="openpi: keys of the clients: droid, aloha, libero, lerobot or a file. Default: the policy's.",
         ),
     ] = None,
+    config: Annotated[
+        Path | None,
+        typer.Option(
+            "--config",
+            help="For a published folder: recipe or file with the robot, and a policy section for it.",
+            show_default=False,
+        ),
+    ] = None,
     max_batch: Annotated[
         int, typer.Option("--max-batch", min=1, max=64, help="Most requests that are computed at once.")
     ] = 8,
@@ -86,7 +95,7 @@ def serve(
     runs_dir: RunsDir = RUNS_DIR,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print only address and token file.")] = False,
 ) -> None:
-    """Serve a run's policy to robots with policy `remote`, or to clients of openpi. It follows a run that learns.
+    """Serve a policy to robots with policy `remote`, or to clients of openpi. It follows a run that learns.
 
     Ctrl-C ends it. Copy the token file to each robot by other means.
     """
@@ -102,7 +111,7 @@ def serve(
         raise UsageError(
             "--receive is for --protocol dovetail, without --version: the run says which weights to use"
         )
-    key_map = _read_keys(keys, protocol=protocol)
+    given_keys = _read_keys(keys, protocol=protocol)
     torch.set_num_threads(1)  # policy.num_threads may allow more
     torch.set_flush_denormal(True)
     place = {"device": device, "num_threads": num_threads}
@@ -110,12 +119,21 @@ def serve(
     log = (lambda line: None) if quiet else say
     with StopFlag() as stop:
         with console.status("loading weights"):
-            opened = _open_config(target, runs_dir) if receive else _open_run(target, version, runs_dir)
+            if receive:
+                opened = _open_config(target, runs_dir)
+            else:
+                opened = _open_target(target, version, runs_dir, config=config, keys=given_keys)
             token_file = token_file or opened.make_token()
             token = read_token(token_file)
             policy = opened.policy(log, place)
         server = _make_server(
-            policy, protocol=protocol, token=token, keys=key_map, receive=receive, max_rows=max_batch, log=log
+            policy,
+            protocol=protocol,
+            token=token,
+            keys=opened.keys or given_keys,
+            receive=receive,
+            max_rows=max_batch,
+            log=log,
         )
         address = server.listen(host, port)
         with policy:
@@ -132,6 +150,66 @@ class _Opened:
 
     make_token: Callable[[], Path]  # the default token file
     policy: Callable[[Log, Mapping[str, Any]], FollowingPolicy]
+    keys: KeyMap | None = None  # None: those of the command line, or the policy's own
+
+
+def _open_target(
+    target: str, version: int | None, runs_dir: Path, *, config: Path | None, keys: KeyMap | None
+) -> _Opened:
+    from dovetail.api.names import list_runs
+    from dovetail.config.load import recipes
+
+    path = Path(target)
+    is_folder = (path / "config.json").is_file()
+    is_config = (path.is_file() and path.suffix in (".yaml", ".yml")) or (
+        target in (one.name for one in recipes()) and target not in list_runs(runs_dir)
+    )
+    if config is not None and not is_folder:
+        raise UsageError("--config is for a folder with published weights: a run or a config has its own settings")
+    if version is not None and (is_folder or is_config):
+        raise UsageError("published weights have no versions: leave out --version")
+    if is_folder:
+        return _open_published(path, runs_dir, config=config, keys=keys)
+    if is_config:
+        return _open_policy(target, runs_dir)
+    return _open_run(target, version, runs_dir)
+
+
+def _open_published(folder: Path, runs_dir: Path, *, config: Path | None, keys: KeyMap | None) -> _Opened:
+    """A published folder: with a config for its robot, or alone."""
+    from dovetail.api.policy import published_policy
+    from dovetail.config.schema import PluginSection
+    from dovetail.policies.published import describe
+
+    if config is not None:
+        return _open_policy(str(config), runs_dir, f"policy.checkpoint={folder}")
+    found = describe(folder, keys=keys)
+    section = PluginSection.parse("policy", found.section)
+    return _Opened(
+        make_token=lambda: _shared_token(runs_dir),
+        policy=lambda log, place: published_policy(section, found.robot, log=log, place=place),
+        keys=found.keys,
+    )
+
+
+def _open_policy(source: str, runs_dir: Path, *overrides: str) -> _Opened:
+    """The policy of a recipe or config file, which has published weights."""
+    from dovetail.api.policy import published_policy, robot_of_config
+    from dovetail.config.load import load
+
+    config = load([source], overrides)
+    return _Opened(
+        make_token=lambda: _shared_token(runs_dir),
+        policy=lambda log, place: published_policy(config.policy, robot_of_config(config), log=log, place=place),
+    )
+
+
+def _shared_token(runs_dir: Path) -> Path:
+    """The token of policies without a run."""
+    from dovetail.policies.remote.handshake import make_token
+
+    runs_dir.mkdir(parents=True, exist_ok=True)
+    return make_token(runs_dir / "serve.token")
 
 
 def _open_run(target: str, version: int | None, runs_dir: Path) -> _Opened:
@@ -162,10 +240,7 @@ def _open_config(target: str, runs_dir: Path) -> _Opened:
     config = folder.config if folder is not None else load([target])
 
     def default_token() -> Path:
-        if folder is not None:
-            return make_token(_own_token_file(folder.path))
-        runs_dir.mkdir(parents=True, exist_ok=True)
-        return make_token(runs_dir / "serve.token")
+        return _shared_token(runs_dir) if folder is None else make_token(_own_token_file(folder.path))
 
     return _Opened(
         make_token=default_token,
@@ -183,12 +258,15 @@ def _make_server(
     max_rows: int,
     log: Log,
 ) -> OpenpiServer | PolicyServer:
+    from dovetail.policies.openpi.keys import key_map
     from dovetail.serve.openpi_server import OpenpiServer
     from dovetail.serve.server import PolicyServer
     from dovetail.serve.weights import ServedWeights
 
     if protocol == "openpi":
-        return OpenpiServer(policy, token=token, keys=keys, max_rows=max_rows, log=log)
+        return OpenpiServer(
+            policy, token=token, keys=None if keys is None else key_map(keys), max_rows=max_rows, log=log
+        )
     weights = ServedWeights(policy, max_bytes=policy.max_weight_bytes if receive else 0, log=log)
     return PolicyServer(policy, token=token, weights=weights, max_rows=max_rows, log=log)
 
@@ -207,18 +285,19 @@ def _own_token_file(run: Path) -> Path:
 
 
 def _read_keys(keys: str | None, *, protocol: Protocol) -> KeyMap | None:
+    """The keys as given: `like` is not yet replaced by what it stands for."""
     from dovetail.core.errors import did_you_mean
-    from dovetail.policies.openpi.keys import BUILTIN_KEYS, KeyMap, key_map
+    from dovetail.policies.openpi.keys import BUILTIN_KEYS, KeyMap
 
     if keys is None:
         return None
     if protocol != "openpi":
         raise UsageError("--keys is for --protocol openpi: policy `remote` sends the policy's own observations")
     if keys in BUILTIN_KEYS:
-        return key_map(KeyMap.from_mapping({"like": keys}))
+        return KeyMap.from_mapping({"like": keys})
     if not Path(keys).is_file():
         hint = did_you_mean(keys, BUILTIN_KEYS)
         raise UsageError(f"--keys {keys} is no file and none of {', '.join(BUILTIN_KEYS)}.{hint}")
     from dovetail.config.load import load_section
 
-    return key_map(load_section(KeyMap, "keys", [keys]))
+    return load_section(KeyMap, "keys", [keys])

@@ -4,7 +4,7 @@
     imported.recipe      the recipe whose task, robot and safety stand for the environment; None: there is none
     imported.tree        the other sections
     imported.mapped      lines such as `trainer.seed -> run.seed=42`
-    imported.unmapped    lines such as `trainer.save_freq=200: checkpoints are written every run.checkpoint_every_s`
+    imported.unmapped    lines such as `trainer.headless=true: a simulation has no window unless you add --viewer`
 
 Both formats are read: with `runtime` and `env`, and the later one with `trainer` and a separate `gym_config`. What has no
 counterpart is reported. What would change the learning without notice is refused: another algorithm, another kind of
@@ -44,7 +44,6 @@ _CONTROL_HZ = 10.0  # of robot 'sim'
 _RUN = {  # keys of `trainer` or `runtime` without a setting here
     "exp_name": "name the run with --name",
     "headless": "a simulation has no window unless you add --viewer",
-    "save_freq": "checkpoints are written every run.checkpoint_every_s seconds",
     "events": "the report has a video, see run.video_episodes",
     "gpu_id": "see device",
     "enable_rt": "there is no ray tracing",
@@ -153,7 +152,7 @@ def _convert_run(
     put_in(steps_key or "buffer_size, or its default", "algorithm.rollout_steps", rollout_steps)
     if num_envs is not None:
         found.set("num_envs", "algorithm.num_envs", num_envs, where)
-    elif {"iterations", "eval_freq"} & run.keys():
+    elif {"iterations", "eval_freq", "save_freq"} & run.keys():
         raise ConfigError(
             f"{where}: the number of environments is unknown, so steps cannot be counted. Set {section}.num_envs, or put "
             f"the file of {section}.gym_config beside this file"
@@ -169,6 +168,10 @@ def _convert_run(
         ),
         # they evaluate after a rollout if the number of steps so far is a multiple of it
         "eval_freq": lambda value: _convert_evaluations(put_in, found, run, section, per_rollout=per_rollout),
+        # they save then too; an update here is a rollout
+        "save_freq": lambda value: put_in(
+            "save_freq", "run.checkpoint_every_updates", math.lcm(int(value), per_rollout) // per_rollout
+        ),
         "num_eval_episodes": lambda value: put_in(
             "num_eval_episodes x num_eval_envs", "run.scheduled_eval_episodes", value * run.get("num_eval_envs", 4)
         ),
@@ -278,8 +281,14 @@ def _convert_actor_critic(tree: Node, found: Imported, *, where: str) -> None:
             raise ConfigError(f"{where}: policy.{network} should be an mlp with hidden_sizes")
         found.set(f"policy.{network}.hidden_sizes", ours, inner["hidden_sizes"], where)
         for key, value in inner.items():
-            if key not in ("type", "hidden_sizes", "network_cfg"):
-                found.leave(f"policy.{network}.{key}", value, "layers are linear, LayerNorm and tanh here")
+            if key == "activation":
+                found.set(
+                    f"policy.{network}.{key}", f"policy.components.{network}.{key}", str(value).lower(), where
+                )
+            elif key not in ("type", "hidden_sizes", "network_cfg"):
+                found.leave(
+                    f"policy.{network}.{key}", value, "layers are linear, LayerNorm and the activation here"
+                )
     found.set("(their log_std starts at 0)", "policy.initial_std", 1.0, where)
 
 

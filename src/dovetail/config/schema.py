@@ -11,6 +11,8 @@ from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
 from dovetail.config.cluster import ClusterConfig
+from dovetail.config.deploy import DeployConfig
+from dovetail.config.improve import ImproveConfig
 from dovetail.config.model import Config
 from dovetail.config.plugins import build, locate, resolve, settings_of
 from dovetail.config.policy_server import LearningServerConfig
@@ -147,6 +149,7 @@ class RunSettings(Config):
         "video_episodes",
         "video_camera",
         "checkpoint_every_s",
+        "checkpoint_every_updates",
         "wandb",
         "stop_when_solved",
     )
@@ -173,6 +176,13 @@ class RunSettings(Config):
     """Online steps between evaluations during learning; null: none. The best one is saved as checkpoints/best."""
     scheduled_eval_episodes: int | None = Field(default=None, ge=1)
     """Episodes of each evaluation during learning; null: `eval_episodes`."""
+    distill_every: int | None = Field(default=None, ge=1)
+    """Online steps after which a residual policy is distilled: its successful episodes fine-tune its base. If the gate finds
+    the new base not worse, a new run goes on with it, and its residual starts from zero. Null: never."""
+    distill_into: str | None = Field(default=None, min_length=1)
+    """The run or recipe whose policy is fine-tuned first; null: the run of the base (`policy.base: {run: RUN}`)."""
+    distill_updates: int = Field(default=3000, ge=1)
+    """Updates of fine-tuning."""
     eval_noise: bool = False
     """Evaluate with exploration noise. A policy without memory needs it to search for something hidden."""
     untrained_episodes: int = Field(default=20, ge=0)
@@ -183,10 +193,39 @@ class RunSettings(Config):
     """Camera of the report's video."""
     checkpoint_every_s: float = Field(default=60.0, gt=0)
     """Seconds between checkpoints."""
+    checkpoint_every_updates: int | None = Field(default=None, ge=1)
+    """Updates between checkpoints that are kept, as checkpoints/update-N; null: none. PPO: one update per rollout."""
     wandb: str | None = Field(default=None, min_length=1)
     """Weights & Biases project that also receives the metrics; null: TensorBoard only."""
     stop_when_solved: StopWhenSolved | None = None
     """When to stop before the budget is spent; null: never."""
+
+
+class OptimizerConfig(Config):
+    """How one component of the policy learns. For algorithms with one loss."""
+
+    type: Literal["adamw", "adam"] = "adamw"
+    """AdamW, or Adam, which adds the weight decay to the gradient."""
+    lr: float | None = Field(default=None, gt=0.0)
+    """Learning rate; null: that of the algorithm."""
+    weight_decay: float | None = Field(default=None, ge=0.0)
+    """Weight decay; null: that of the algorithm."""
+    betas: tuple[float, float] = (0.9, 0.999)
+    """Shares that the averages of the gradient and of its square keep at each update."""
+    schedule: Literal["constant", "cosine", "linear"] = "constant"
+    """How the learning rate falls to 0 at update `decay_updates`."""
+    warmup_updates: int = Field(default=0, ge=0)
+    """Updates in which the learning rate grows from 0, in proportion."""
+    decay_updates: int | None = Field(default=None, ge=1)
+    """Number of the update at which a `schedule` other than constant ends."""
+
+    @model_validator(mode="after")
+    def _check_schedule(self) -> Self:
+        if (self.schedule == "constant") != (self.decay_updates is None):
+            raise ValueError("a schedule that is not constant needs decay_updates, and only such a schedule")
+        if self.decay_updates is not None and self.decay_updates <= self.warmup_updates:
+            raise ValueError("decay_updates should be more than warmup_updates")
+        return self
 
 
 class LearnerConfig(Config):
@@ -218,6 +257,9 @@ class LearnerConfig(Config):
     """Processes for data parallel training, one per GPU. For algorithms that learn from replay."""
     shard: bool = False
     """With several ranks: divide policy and optimizer among them (FSDP). For algorithms with one loss."""
+    optimizers: dict[str, OptimizerConfig] = Field(default_factory=dict)
+    """Optimizers of components of the policy, by name: a smaller learning rate for `text` than for `expert`. Other
+    components have the settings of the algorithm."""
     prefetch: int | None = Field(default=None, ge=0, le=64)
     """Batches that a thread samples ahead; null: 2 if they are large, else 0. Does not change results."""
 
@@ -309,6 +351,10 @@ class RunConfig(Config):
     """Budgets, evaluations and the end of the run."""
     learner: LearnerConfig = LearnerConfig()
     """How much the learner trains, and on what hardware."""
+    deploy: DeployConfig | None = None
+    """The gate for new weights; null: the arm always acts with the newest."""
+    improve: ImproveConfig | None = None
+    """Train and serve the base of policy `residual` first, then distill and deploy; null: only this run."""
     images: ImagesConfig = ImagesConfig()
     """How recorded images are stored."""
 

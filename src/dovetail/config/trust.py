@@ -68,6 +68,7 @@ _OUTSIDE = {  # keys that reach beyond the run folder
     "api_key_file": "a file with a key",
     "token_env": "a secret",
     "kinematics": "a model of an arm, which may include other files",
+    "improve": "other runs and recipes",
 }
 _PATHS = {  # keys that name files and folders, which may be anywhere on this machine
     "file": "a file outside the run",
@@ -77,6 +78,7 @@ _PATHS = {  # keys that name files and folders, which may be anywhere on this ma
     "checkpoint": "weights outside the run",
     "stats": "a file outside the run",
     "run": "another run",
+    "distill_into": "another run",
     "adapter": "a folder outside the run",
     "tokenizer": "a file outside the run",
 }

@@ -10,6 +10,7 @@ from typing import Any
 from fastapi import FastAPI, HTTPException
 from nicegui import ui
 
+from dovetail.console.deployment_api import add_deployment
 from dovetail.console.layout import Page, frame
 from dovetail.console.run_files import OpenRun, Version
 from dovetail.console.run_history import thinned
@@ -23,6 +24,8 @@ _REFRESH_S = 2.0
 
 
 def register(app: FastAPI, run: OpenRun) -> None:
+    add_deployment(app, run.deployment)
+
     @app.get("/api/learner")
     async def learner() -> dict[str, Any]:
         curves = await in_thread(run.files.curves)
@@ -33,7 +36,11 @@ def register(app: FastAPI, run: OpenRun) -> None:
 
     @ui.page("/learning")
     def show() -> None:
-        with frame(PAGE, run.name, scripts=("learning.js",)):
+        with frame(PAGE, run.name, scripts=("learning.js", "deployment.js")):
+            ui.html(
+                '<h3>Deployment: new weights act only if they are not worse</h3><div id="dt-deployment"></div>',
+                sanitize=False,
+            ).classes("dt-card").props("hidden")
             curves = (
                 chart(
                     "Success: online episodes; evaluations with 95 % intervals",
@@ -78,26 +85,32 @@ class _Versions:
 
     async def refresh(self) -> None:
         try:
-            versions, pinned, history = await in_thread(
-                lambda: (self._run.weights.versions(), self._run.weights.pinned(), self._run.history.summary())
-            )
+            versions, pinned, history, has_gate = await in_thread(self._read)
         except HTTPException as error:
             self._note.set_text(str(error.detail))
             return
-        self._draw(versions, pinned, history)
+        self._draw(versions, pinned, history, has_gate=has_gate)
 
-    def _draw(self, versions: Sequence[Version], pinned: int | None, history: Mapping[str, Any]) -> None:
+    def _read(self) -> tuple[Sequence[Version], int | None, Mapping[str, Any], bool]:
+        run = self._run
+        return run.weights.versions(), run.weights.pinned(), run.history.summary(), run.deployment.has_gate()
+
+    def _draw(
+        self, versions: Sequence[Version], pinned: int | None, history: Mapping[str, Any], *, has_gate: bool
+    ) -> None:
         now_s = time.time()
         rows = [
             (one.number, _ago(now_s - one.published_s), *_success(history, one.number))
             for one in reversed(versions)
         ]
-        drawn = (rows, pinned)
+        drawn = (rows, pinned, has_gate)
         if drawn == self._drawn:
             return
         self._drawn = drawn
         self._note.set_text(
-            f"Pinned to version {pinned}: the robot uses it until you unpin it."
+            f"Version {pinned} is deployed: the gate decides when a newer one acts."
+            if has_gate
+            else f"Pinned to version {pinned}: the robot uses it until you unpin it."
             if pinned is not None
             else "The robot uses the newest version."
         )
@@ -107,12 +120,12 @@ class _Versions:
         self._table.clear()
         with self._table:
             for version, row in zip(reversed(versions), rows, strict=True):
-                self._row(version, row, pinned)
+                self._row(version, row, pinned, has_gate=has_gate)
             if not versions:
                 ui.label("No version has been published yet.").classes("dt-empty")
         self._checkpoints.set_text(_checkpoint_text(history["checkpoints"]))
 
-    def _row(self, version: Version, row: tuple[Any, ...], pinned: int | None) -> None:
+    def _row(self, version: Version, row: tuple[Any, ...], pinned: int | None, *, has_gate: bool) -> None:
         number, ago, evaluation, online = row
         is_pinned = pinned == number
         with (
@@ -126,6 +139,8 @@ class _Versions:
             with ui.element("div"):
                 ui.label(evaluation or "not evaluated").classes("" if evaluation else "dt-quiet")
                 ui.label(online).classes("dt-quiet")
+            if has_gate:  # a pin would bypass it
+                return
             button = ui.element("button").classes("dt-button dt-pin")
             with button:
                 ui.icon("push_pin")
@@ -135,6 +150,8 @@ class _Versions:
     def _pin(self, version: int | None) -> Callable[[], Awaitable[None]]:
         async def pin() -> None:
             try:
+                if await in_thread(self._run.deployment.has_gate):
+                    raise HTTPException(409, "this run has a gate: approve or roll back instead")
                 await in_thread(lambda: self._run.weights.pin(version), time_limit_s=None)
             except HTTPException as error:
                 ui.notify(str(error.detail), type="negative")

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from dovetail.console.arms import LiveArms
+from dovetail.console.deployment_api import RunDeployment
 from dovetail.console.emergency import ConsoleStop
 from dovetail.console.episode_labels import EpisodeLabels
 from dovetail.console.recorded_episodes import RecordedEpisodes
@@ -37,6 +38,7 @@ class OpenRun:
         self.stop = ConsoleStop(path, self.arms)
         self.history = RunHistory(self.files)
         self.weights = PublishedWeights(path / "weights")
+        self.deployment = RunDeployment(path)
         self.episodes = RecordedEpisodes(path)
         self.labels = EpisodeLabels(path)
 

@@ -36,6 +36,7 @@ class EpisodeScore:
     interventions: int = 0
     total_reward: float | None = None
     metrics: Mapping[str, float] = field(default_factory=dict)  # of the task: see `add_metrics`
+    prompt: str = ""
 
     @staticmethod
     def of(episode: Episode) -> EpisodeScore:
@@ -49,6 +50,7 @@ class EpisodeScore:
             interventions=episode.num_interventions,
             total_reward=float(sum(np.sum(one, dtype=np.float64) for one in rewards)) if rewards else None,
             metrics=_metrics_of(episode),
+            prompt=episode.prompt,
         )
 
 
@@ -119,6 +121,7 @@ class Performance:
     interventions_per_minute: float | None = None
     returns: Mean | None = None
     metrics: Mapping[str, float] = field(default_factory=dict)  # means over the episodes that have them
+    by_prompt: Mapping[str, Performance] = field(default_factory=dict)  # empty unless there are several prompts
 
     @staticmethod
     def of(scores: Sequence[EpisodeScore]) -> Performance:
@@ -141,6 +144,7 @@ class Performance:
             interventions_per_minute=_per(sum(one.interventions for one in scores), minutes),
             returns=Mean.of([one.total_reward for one in scores if one.total_reward is not None]),
             metrics=_mean_metrics(scores),
+            by_prompt=_by_prompt(scores),
         )
 
     @property
@@ -196,6 +200,11 @@ class Performance:
             "interventions_per_minute": self.interventions_per_minute,
             "return": self.returns.to_json() if self.returns else None,
             "metrics": dict(self.metrics),
+            **(
+                {"by_prompt": {text: of.to_json() for text, of in self.by_prompt.items()}}
+                if self.by_prompt
+                else {}
+            ),
         }
 
     @staticmethod
@@ -214,6 +223,7 @@ class Performance:
             interventions_per_minute=data.get("interventions_per_minute"),
             returns=Mean(mean=returns["mean"], std=returns["std"], count=returns["count"]) if returns else None,
             metrics=data.get("metrics") or {},
+            by_prompt={text: Performance.from_json(of) for text, of in data.get("by_prompt", {}).items()},
         )
 
 
@@ -255,6 +265,13 @@ def _per(count: int, minutes: float | None) -> float | None:
 def _mean_metrics(scores: Sequence[EpisodeScore]) -> dict[str, float]:
     names = dict.fromkeys(name for one in scores for name in one.metrics)
     return {name: float(np.mean([one.metrics[name] for one in scores if name in one.metrics])) for name in names}
+
+
+def _by_prompt(scores: Sequence[EpisodeScore]) -> dict[str, Performance]:
+    prompts = sorted({one.prompt for one in scores})
+    if len(prompts) < 2:
+        return {}
+    return {prompt: Performance.of([one for one in scores if one.prompt == prompt]) for prompt in prompts}
 
 
 def _t_95(freedom: int) -> float:

@@ -241,23 +241,26 @@ class EpisodeStart:
     config_hash: str
     started_unix_ns: int  # the only wall-clock time: steps count monotonic nanoseconds
     boot_id: str = ""  # of the machine whose monotonic clock timed the steps
+    deterministic: bool | None = None  # without exploration noise; None: unknown, as in older episodes
 
     def to_json(self) -> dict[str, Any]:
-        return {
+        facts = {
             **{field.name: getattr(self, field.name) for field in fields(self)},
             "robot": self.robot.to_json(),
             "purpose": self.purpose.value,
             "seed": int(self.seed),
             "started_unix_ns": int(self.started_unix_ns),
         }
+        if self.deterministic is None:  # the content of an older episode stays the same
+            del facts["deterministic"]
+        return facts
 
     @staticmethod
     def from_json(data: Mapping[str, Any]) -> EpisodeStart:
         """From the output of `to_json`. Other keys are ignored."""
-        known = {field.name: data[field.name] for field in fields(EpisodeStart)}
-        return EpisodeStart(
-            **(known | {"robot": RobotSpec.from_json(data["robot"]), "purpose": Purpose(data["purpose"])})
-        )
+        known = {field.name: data[field.name] for field in fields(EpisodeStart) if field.name != "deterministic"}
+        known |= {"robot": RobotSpec.from_json(data["robot"]), "purpose": Purpose(data["purpose"])}
+        return EpisodeStart(**known, deterministic=data.get("deterministic"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -277,6 +280,7 @@ class Episode:
     started_unix_ns: int
     segments: tuple[Segment, ...]
     boot_id: str = ""
+    deterministic: bool | None = None  # without exploration noise; None: unknown
     reset_s: float | None = None  # time of the reset before the first step, by the robot's clock; None: unknown
     has_success: bool = True  # False: the task does not tell success
 

@@ -69,6 +69,7 @@ def _check_facts(manifest: Mapping[str, Any]) -> None:
     missing = [name for name in _COLUMNS if f"steps/{name}" not in manifest["columns"]]
     _require(not missing, f"there is no column {', '.join(missing)}")
     optional_facts(manifest)
+    _require(manifest.get("deterministic") in (None, True, False), "deterministic should be true or false")
     Outcome(manifest["outcome"])
     _require(manifest["judgement"] is None or Outcome(manifest["judgement"]) in Outcome, "judgement")
     robot = EpisodeStart.from_json(manifest).robot

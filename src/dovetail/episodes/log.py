@@ -79,6 +79,7 @@ class EpisodeInfo:
     num_bytes: int
     reset_s: float | None = None  # time of the reset before the first step, by the robot's clock; None: unknown
     has_success: bool = True  # False: the task does not tell success
+    deterministic: bool | None = None  # without exploration noise; None: unknown
 
     @property
     def success(self) -> bool | None:

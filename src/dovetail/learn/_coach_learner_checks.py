@@ -349,6 +349,8 @@ def robot_waits(facts: Facts) -> Result:
 
 def stale_weights(facts: Facts) -> Result:
     """By versions or, if weights are hardly published, by updates: as many as ten episodes earn."""
+    if facts.settings.get("deploy.gate") is not None:  # the arm acts with the deployed weights, as intended
+        return None
     behind = [episode.versions_behind for episode in facts.latest(3) if episode.versions_behind is not None]
     unpublished, utd = facts.unpublished or 0, facts.number("learner.utd")
     earned = 0.0 if utd is None else utd * facts.env_steps / max(1, facts.num_episodes)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -17,7 +17,8 @@ from dovetail.learn.batches import observations_of
 from dovetail.learn.data_parallel import DataParallel
 from dovetail.learn.device import device_of
 from dovetail.learn.finite import require_finite
-from dovetail.learn.precision import ChoosesPrecision, callable_modules
+from dovetail.learn.precision import callable_modules
+from dovetail.learn.schedules import OptimizerSettings, lr_factor, optimizer_group
 from dovetail.learn.state import (
     load_generator,
     load_module,
@@ -30,11 +31,15 @@ from dovetail.learn.state import (
 )
 from dovetail.learn.torch_optimizers import TorchAdamW
 from dovetail.policies.arrays import whole
-from dovetail.policies.components import trainable_components
-from dovetail.policies.trainable import TrainablePolicy
+from dovetail.policies.components import check_component_names, trainable_components
+from dovetail.policies.random_draws import uniform
+from dovetail.policies.trainable import ADVANTAGE, AdvantageConditioned, ShardsItself, TrainablePolicy
 
 __all__ = ["Descent"]
 
+_DROPPED_SHARE = (
+    0.3  # of the rows are imitated without an advantage, so that guidance can compare with and without
+)
 LossOf = Callable[[Mapping[str, Tensor]], tuple[Tensor, Tensor | float] | None]
 
 
@@ -61,12 +66,14 @@ class Descent:
         """`average` is the share that a moving average of the weights keeps at each update; 0: the robot gets the latest
         weights. `settings` go to the optimizer."""
         self._policy, self._max_grad_norm, self._clip_each = policy, max_grad_norm, clip_each_component
-        self._make_optimizer: Callable[[list[nn.Parameter]], torch.optim.Optimizer] = partial(
+        self._make_optimizer: Callable[[list[Any]], torch.optim.Optimizer] = partial(
             optimizer,
             fused=True,
             **settings,  # type: ignore[arg-type]
         )
         self._sharded = False
+        self._base_lr = settings["lr"]
+        self._own_optimizers: Mapping[str, OptimizerSettings] = {}  # of components
         self._collect_parameters()
         self._grad_norms: dict[str, Tensor] = {}  # per component, if each one is clipped by itself
         self._seed, self._device, self._parallel = seed, device_of(policy), DataParallel()
@@ -81,7 +88,28 @@ class Descent:
         # frozen components get no optimizer state and no weight decay
         trained = trainable_components(self._policy.components, algorithm=self.name)
         self._parameters = [p for module in trained.values() for p in module.parameters()]
-        self._optimizer = self._make_optimizer(self._parameters)
+        if not self._own_optimizers:
+            self._optimizer = self._make_optimizer(self._parameters)
+            return
+        own = {name: optimizer_group(settings) for name, settings in self._own_optimizers.items()}
+        groups = [
+            {"params": list(module.parameters()), "component": name, **own.get(name, {})}
+            for name, module in trained.items()
+        ]
+        self._optimizer = self._make_optimizer(groups)
+
+    def set_optimizers(self, optimizers: Mapping[str, OptimizerSettings]) -> None:
+        """Give components optimizer settings of their own. Call before the first update."""
+        trained = trainable_components(self._policy.components, algorithm=self.name)
+        check_component_names(optimizers, trained, policy=self._policy.spec.name)
+        self._own_optimizers = optimizers
+        self._collect_parameters()
+
+    def _set_lr(self, lr: float) -> None:
+        """`lr` for the components without settings of their own; their schedules for the others."""
+        for group in self._optimizer.param_groups:
+            own = self._own_optimizers.get(group.get("component", ""))
+            group["lr"] = lr if own is None else (own.lr or self._base_lr) * lr_factor(own, self._num_updates)
 
     @property
     def networks(self) -> Mapping[str, nn.Module]:
@@ -93,11 +121,8 @@ class Descent:
         self._generator = parallel.make_generator(self._device, self._seed)
 
     def check_shard(self) -> None:
-        if any(isinstance(network, ChoosesPrecision) for network in self.networks.values()):
-            raise UsageError(
-                f"learner.shard does not support policy '{self._policy.spec.name}' yet. Use learner.ranks without it, and "
-                "policy.train=expert or lora"
-            )
+        if isinstance(self._policy, ShardsItself):
+            self._policy.check_shard()
         if self._averaged:
             raise UsageError("learner.shard does not support an average of the weights. Set algorithm.average=0")
 
@@ -108,17 +133,24 @@ class Descent:
         from torch.distributed.fsdp import fully_shard
 
         mesh = init_device_mesh(self._device.type, (self._parallel.size,))
-        for network in self.networks.values():
-            for module in callable_modules(network):
-                fully_shard(module, mesh=mesh)
+        if isinstance(self._policy, ShardsItself):
+            self._policy.shard(mesh)
+        else:
+            for network in self.networks.values():
+                for module in callable_modules(network):
+                    fully_shard(module, mesh=mesh)
         self._sharded = True
         self._collect_parameters()
 
     def _observations(self, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """The policy's inputs, with the prompt if it reads one."""
+        """The policy's inputs, with the prompt if it reads one. What is imitated has a positive advantage."""
         observations = observations_of(batch, "observation")
         if self._policy.spec.prompted:
             observations["prompt"] = batch["prompt"]
+        if isinstance(self._policy, AdvantageConditioned) and self._policy.takes_advantage:
+            shape = (len(next(iter(observations.values()))),)
+            kept = uniform(shape, generator=self._generator, device=self._device) >= _DROPPED_SHARE
+            observations[ADVANTAGE] = kept.long()
         return observations
 
     def _minimize(self, batch: Mapping[str, Tensor], loss_of: LossOf) -> tuple[Tensor, Tensor] | None:
@@ -136,6 +168,8 @@ class Descent:
         norm = torch.nn.utils.get_total_norm(gradients, foreach=True)
         norm = whole(norm)
         require_finite(self.name, loss, norm)
+        if self._own_optimizers:
+            self._set_lr(self._scheduled_lr())
         self._clip_gradients(norm)
         self._optimizer.step()
         if self._averaged:
@@ -143,6 +177,10 @@ class Descent:
             with torch.no_grad():
                 torch._foreach_lerp_(self._averaged_parameters, newest, 1.0 - self._average)
         return loss, norm
+
+    def _scheduled_lr(self) -> float:
+        """The learning rate of the next update, without settings of single components."""
+        return self._base_lr
 
     def _clip_gradients(self, norm: Tensor) -> None:
         if self._max_grad_norm is None:

@@ -7,13 +7,14 @@ from typing import Protocol, runtime_checkable
 
 from torch import nn
 
-from dovetail.core.abilities import Shards
+from dovetail.core.abilities import LearnsOnPolicy, Shards
 from dovetail.core.contracts import Algorithm
 from dovetail.core.errors import UsageError
 from dovetail.learn.data_parallel import DataParallel
 from dovetail.learn.precision import compute_in_bf16
+from dovetail.learn.schedules import OptimizerSettings
 
-__all__ = ["SupportsDataParallel", "set_up"]
+__all__ = ["SetsOptimizers", "SupportsDataParallel", "set_up"]
 
 
 @runtime_checkable
@@ -28,6 +29,13 @@ class SupportsDataParallel(Protocol):
         """Divide each step as `parallel` says. Called before the first update."""
 
 
+@runtime_checkable
+class SetsOptimizers(Protocol):
+    """An algorithm with one optimizer for the components of the policy."""
+
+    def set_optimizers(self, optimizers: Mapping[str, OptimizerSettings]) -> None: ...
+
+
 def set_up(
     algorithm: Algorithm,
     *,
@@ -37,8 +45,16 @@ def set_up(
     rank: int = 0,
     size: int = 1,
     shard: bool = False,
+    optimizers: Mapping[str, OptimizerSettings] | None = None,
 ) -> None:
     """Apply the learner's settings. Call before the first update, and before a state is loaded."""
+    if optimizers:
+        if not isinstance(algorithm, SetsOptimizers) or isinstance(algorithm, LearnsOnPolicy):
+            raise UsageError(
+                f"learner.optimizers is for algorithms imitation, hg_dagger, hi_ors and recap; '{name}' has learning rates "
+                "of its own"
+            )
+        algorithm.set_optimizers(optimizers)
     if (precision, accumulate, size, shard) == ("fp32", 1, 1, False):
         return
     if not isinstance(algorithm, SupportsDataParallel):

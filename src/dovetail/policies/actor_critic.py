@@ -25,14 +25,29 @@ class ActorCritic(NetworkPolicy):
     """See the Policy, TrainablePolicy and ValuedPolicy contracts."""
 
     Config: ClassVar[type[ActorCriticConfig]] = ActorCriticConfig
+    replaceable: ClassVar[frozenset[str]] = frozenset({"actor", "critic"})
+    activated: ClassVar[frozenset[str]] = frozenset({"actor", "critic"})
 
     def __init__(self, config: ActorCriticConfig, *, robot: RobotSpec, seed: int = 0) -> None:
         super().__init__(policy_spec("actor_critic", robot, inputs=config.inputs, history={}), config.components)
-        actor_sizes = (self.num_features, *config.hidden, robot.action.shape[0])
+        num_features, num_actions = self.num_features, robot.action.shape[0]
+        actor_sizes = (num_features, *config.hidden, num_actions)
+        critic_sizes = (num_features, *config.value_hidden, 1)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            self._actor = _Gaussian(actor_sizes, std=config.initial_std)
-            self._critic = value_mlp((self.num_features, *config.value_hidden, 1))
+            # a small gain, so that the first means are near 0
+            mean = self._network(
+                "actor",
+                lambda: _orthogonal_mlp(actor_sizes, last_gain=0.01, activation=self._activation("actor")),
+                num_features=num_features,
+                num_actions=num_actions,
+            )
+            self._actor = _Gaussian(mean, num_actions=num_actions, std=config.initial_std)
+            self._critic = self._network(
+                "critic",
+                lambda: value_mlp(critic_sizes, activation=self._activation("critic")),
+                num_features=num_features,
+            )
 
     # ---- Policy: numpy in, numpy out
 
@@ -86,25 +101,24 @@ class ActorCritic(NetworkPolicy):
 class _Gaussian(nn.Module):
     """Features [B, F] -> mean [B, A]; one log_std [A] for all rows."""
 
-    def __init__(self, sizes: tuple[int, ...], *, std: float) -> None:
+    def __init__(self, mean: nn.Module, *, num_actions: int, std: float) -> None:
         super().__init__()
-        # a small gain, so that the first means are near 0
-        self.mean = _orthogonal_mlp(sizes, last_gain=0.01)
-        self.log_std = nn.Parameter(torch.full((sizes[-1],), math.log(std)))
+        self.mean = mean
+        self.log_std = nn.Parameter(torch.full((num_actions,), math.log(std)))
 
     def forward(self, features: Tensor) -> Tensor:
         mean: Tensor = self.mean(features)
         return mean
 
 
-def value_mlp(sizes: tuple[int, ...]) -> nn.Sequential:
+def value_mlp(sizes: tuple[int, ...], *, activation: str = "tanh") -> nn.Sequential:
     """Features [B, F] -> values [B, 1]. They start near 0, because rewards are small."""
-    return _orthogonal_mlp(sizes, last_gain=0.1)
+    return _orthogonal_mlp(sizes, last_gain=0.1, activation=activation)
 
 
-def _orthogonal_mlp(sizes: tuple[int, ...], *, last_gain: float) -> nn.Sequential:
+def _orthogonal_mlp(sizes: tuple[int, ...], *, last_gain: float, activation: str = "tanh") -> nn.Sequential:
     """Orthogonal initial weights and zero biases: PPO is sensitive to its initialization."""
-    network = mlp(sizes)
+    network = mlp(sizes, activation=activation)
     layers = [layer for layer in network if isinstance(layer, nn.Linear)]
     for layer in layers:
         nn.init.orthogonal_(layer.weight, math.sqrt(2.0) if layer is not layers[-1] else last_gain)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from typing import Protocol, Self
+from typing import ClassVar, Protocol, Self
 
 import numpy as np
 import torch
@@ -28,6 +28,7 @@ from dovetail.policies.components import (
 from dovetail.policies.images.encoders import EncoderConfig, FrozenEncoder, depth_channels, make_encoder
 from dovetail.policies.inputs import zero_inputs
 from dovetail.policies.normalizer import Normalizer
+from dovetail.policies.own_networks import build_network, load_network_class
 from dovetail.policies.random_draws import normal
 from dovetail.policies.relative_targets import RelativeTargets
 
@@ -51,6 +52,8 @@ class NetworkPolicy(ABC):
     """
 
     axis_masks: AxisMasks | None = None  # set by a policy that wraps this one for several arms
+    replaceable: ClassVar[frozenset[str]] = frozenset()  # components that may be of a class of the user
+    activated: ClassVar[frozenset[str]] = frozenset()  # components whose activation can be chosen
 
     def __init__(
         self,
@@ -62,6 +65,7 @@ class NetworkPolicy(ABC):
     ) -> None:
         low, high = spec.action.bounds
         self._spec, self._component_configs = spec, components
+        self._check_components()
         self._encoder_config = encoder or EncoderConfig()
         self._images = tuple(key for key, s in spec.observation.items() if s.is_picture)
         self._check_depth()
@@ -133,6 +137,32 @@ class NetworkPolicy(ABC):
                     f"'{self._spec.name}' has {what}"
                 )
             self._normalizer.set(key, mean=known.mean, std=known.std)
+
+    def _check_components(self) -> None:
+        for name, config in self._component_configs.items():
+            for setting, given, names in (
+                ("model_class", config.model_class, self.replaceable),
+                ("activation", config.activation, self.activated),
+            ):
+                if given is not None and name not in names:
+                    which = f"only for {', '.join(sorted(names))}" if names else "not for this policy"
+                    raise UsageError(
+                        f"policy.components.{name}.{setting} does not fit policy '{self._spec.name}': it is {which}"
+                    )
+
+    def _activation(self, name: str) -> str:
+        config = self._component_configs.get(name)
+        return "tanh" if config is None or config.activation is None else config.activation
+
+    def _network(self, name: str, make: Callable[[], nn.Module], **sizes: int) -> nn.Module:
+        """The network of a component: of the user's class if the config names one, or else what `make` makes."""
+        config = self._component_configs.get(name)
+        if config is None or config.model_class is None:
+            return make()
+        setting = f"policy.components.{name}"
+        kind = load_network_class(config.model_class, setting=f"{setting}.model_class")
+        options = config.model_options
+        return build_network(kind, options, sizes, name=config.model_class, setting=f"{setting}.model_config")
 
     def _make_image_encoders(self) -> None:
         """Create the trainable encoder of each camera. Their weights come from torch's global generator."""

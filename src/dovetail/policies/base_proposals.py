@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import numpy as np
 
 from dovetail.core.abilities import Closes
 from dovetail.core.contracts import Policy
 from dovetail.core.errors import SpecMismatch
-from dovetail.core.proposals import PROPOSAL, proposal_at
+from dovetail.core.proposals import OF_BASE, PROPOSAL, proposal_at
 from dovetail.core.specs import BaseSpec
-from dovetail.core.types import ActContext, Array
+from dovetail.core.types import ActContext, ActionChunk, Array, WeightSnapshot
 
-__all__ = ["BaseProposals"]
+__all__ = ["BaseProposals", "WithoutProposals"]
 
 
 class BaseProposals:
@@ -77,3 +78,29 @@ class BaseProposals:
             delay=context.delay,
             horizon=context.horizon,
         )
+
+
+class WithoutProposals:
+    """A policy with a base, for callers that keep no proposals, such as the clients of a server. The base proposes again for
+    each chunk, whatever `policy.base_every` says. See the Policy contract."""
+
+    def __init__(self, policy: Policy) -> None:
+        self._policy, whole = policy, policy.spec
+        observation = {key: array for key, array in whole.observation.items() if key not in OF_BASE}
+        self.spec = replace(whole, observation=observation, base=None)
+        self._of_base = {key: array.shape for key, array in whole.observation.items() if key in OF_BASE}
+
+    def act(self, observations: Mapping[str, Array], context: ActContext) -> ActionChunk:
+        num_rows = len(next(iter(observations.values())))
+        unknown = {key: np.full((num_rows, *shape), np.nan, np.float32) for key, shape in self._of_base.items()}
+        chunk = self._policy.act({**observations, **unknown}, context)
+        return replace(chunk, extras={name: value for name, value in chunk.extras.items() if name not in OF_BASE})
+
+    def load(self, snapshot: WeightSnapshot) -> None:
+        self._policy.load(snapshot)
+
+    def warmup(self) -> None:
+        self._policy.warmup()
+
+    def reset(self) -> None:
+        self._policy.reset()

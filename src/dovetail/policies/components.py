@@ -1,4 +1,4 @@
-"""Settings of a policy's components: the checkpoint that each starts from, and whether it is frozen.
+"""Settings of a policy's components: the checkpoint that each starts from, its class, and whether it is frozen.
 
 policy:
   type: flow
@@ -12,9 +12,9 @@ This module reads no files. The builder of a policy reads the checkpoints and pa
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from typing import TYPE_CHECKING, Annotated, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from dovetail.config.model import Config
 from dovetail.core.errors import UsageError, did_you_mean
@@ -39,8 +39,22 @@ class ComponentConfig(Config):
     checkpoint: str | None = Field(default=None, min_length=1)
     """Where its weights come from: a run, its weights, one version of them, a learner's checkpoint, or a safetensors file.
     The normalizer can also start from a statistics file (.pkl, LeRobot's stats.json). Null: new weights."""
+    model_class: str | None = Field(default=None, pattern=r"^[^:\s]+:[^:\s]+$")
+    """Another network in its place, `package.module:Class`: see docs/policies.md. Null: that of the policy."""
+    model_options: dict[str, Any] = Field(
+        default_factory=dict, alias="model_config"
+    )  # pydantic has this name itself
+    """Arguments of the constructor of `model_class`. Sizes that the robot decides are added if it takes them."""
+    activation: Literal["tanh", "relu", "gelu", "silu", "elu"] | None = None
+    """What follows each hidden layer of an MLP (`actor` and `critic` of gaussian_mlp and actor_critic). Null: tanh."""
     frozen: bool | None = None
     """True: never trained. Null: networks are trained; a normalizer with a checkpoint keeps its statistics."""
+
+    @model_validator(mode="after")
+    def _check_class(self) -> Self:
+        if self.model_options and self.model_class is None:
+            raise ValueError("model_config is for a model_class. Name one")
+        return self
 
     def is_frozen(self, name: str) -> bool:
         if self.frozen is None:
@@ -73,7 +87,7 @@ class NetworkPolicyConfig(TorchPolicyConfig):
     BASIC: ClassVar[Collection[str]] = ("inputs",)
 
     components: dict[str, ComponentConfig] = Field(default_factory=dict)
-    """Components that start from a checkpoint or are frozen, by name."""
+    """Components by name: where their weights come from, whether they are frozen, their activation or class."""
     normalization: dict[str, ObservationStatistics] = Field(default_factory=dict)
     """Statistics of low-dimensional observations by key, for a run without demonstrations, which would replace them. Keys
     without statistics are not normalized."""

@@ -26,6 +26,7 @@ class GaussianMLP(NetworkPolicy):
     """See the Policy and TrainablePolicy contracts."""
 
     Config: ClassVar[type[GaussianMLPConfig]] = GaussianMLPConfig
+    activated: ClassVar[frozenset[str]] = frozenset({"actor"})
 
     def __init__(self, config: GaussianMLPConfig, *, robot: RobotSpec, seed: int = 0) -> None:
         spec = policy_spec(
@@ -46,7 +47,8 @@ class GaussianMLP(NetworkPolicy):
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             num_state = sum(spec.observation[key].shape[0] * spec.history.get(key, 1) for key in self._state)
-            self._actor = mlp((self.num_features, *config.hidden, 2 * config.horizon * self._num_actions))
+            sizes = (self.num_features, *config.hidden, 2 * config.horizon * self._num_actions)
+            self._actor = mlp(sizes, activation=self._activation("actor"))
             if config.initial_std is not None:
                 last = self._actor[-1]
                 assert isinstance(last, nn.Linear)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping
+from types import MappingProxyType
 
 import numpy as np
 
 from dovetail.core.errors import UsageError
 from dovetail.core.prompts import MAX_PROMPT_BYTES, encode_prompt
-from dovetail.core.specs import PolicySpec
+from dovetail.core.specs import ArraySpec, PolicySpec
 from dovetail.core.types import Array
 
 __all__ = ["History", "check_inputs", "zero_inputs"]
@@ -28,12 +29,19 @@ def zero_inputs(spec: PolicySpec) -> dict[str, Array]:
     return inputs
 
 
-def check_inputs(observations: Mapping[str, Array], spec: PolicySpec) -> dict[str, Array]:
+def check_inputs(
+    observations: Mapping[str, Array],
+    spec: PolicySpec,
+    *,
+    features: Mapping[str, ArraySpec] = MappingProxyType({}),
+) -> dict[str, Array]:
     """Return the observations that a policy of this spec needs. Raise UsageError if one is missing or has another
-    shape or dtype."""
+    shape or dtype. Instead of a camera's images, its `features` are accepted."""
     inputs: dict[str, Array] = {}
     for key, array in spec.observation.items():
         num_ticks = spec.history.get(key)
+        if key in features and key in observations and observations[key].dtype.name == features[key].dtype:
+            array = features[key]
         expected = {key: ((num_ticks, *array.shape) if num_ticks else array.shape, array.dtype)}
         if num_ticks:
             expected[f"{key}/mask"] = ((num_ticks,), "bool")

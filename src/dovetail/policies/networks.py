@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -26,16 +26,26 @@ __all__ = [
 NUM_TIME_FREQUENCIES = 8
 
 
-def mlp(sizes: Sequence[int]) -> nn.Sequential:
-    """Linear, LayerNorm and tanh for each hidden layer, then a linear layer."""
+_ACTIVATIONS: Mapping[str, type[nn.Module]] = {
+    "tanh": nn.Tanh,
+    "relu": nn.ReLU,
+    "gelu": nn.GELU,
+    "silu": nn.SiLU,
+    "elu": nn.ELU,
+}
+
+
+def mlp(sizes: Sequence[int], *, activation: str = "tanh") -> nn.Sequential:
+    """Linear, LayerNorm and an activation for each hidden layer, then a linear layer."""
     layers: list[nn.Module] = []
     for num_in, num_out in itertools.pairwise(sizes[:-1]):
-        layers += [nn.Linear(num_in, num_out), nn.LayerNorm(num_out), nn.Tanh()]
-    return _MLP(*layers, nn.Linear(sizes[-2], sizes[-1]))
+        layers += [nn.Linear(num_in, num_out), nn.LayerNorm(num_out), _ACTIVATIONS[activation]()]
+    layers.append(nn.Linear(sizes[-2], sizes[-1]))
+    return _MLP(*layers) if activation == "tanh" else nn.Sequential(*layers)
 
 
 class _MLP(nn.Sequential):
-    """The layers of `mlp`. On a CPU, `_cpu_mlp` computes them and their gradients."""
+    """The layers of `mlp` with tanh. On a CPU, `_cpu_mlp` computes them and their gradients."""
 
     def __init__(self, *layers: nn.Module) -> None:
         super().__init__(*layers)

@@ -143,7 +143,17 @@ class GaussianMLPConfig(NetworkPolicyConfig):
     """Probability of a random choice of the discrete gripper while exploring."""
 
 
-class FlowConfig(NetworkPolicyConfig):
+class AdvantageInputConfig(Config):
+    """Settings of a flow that algorithm recap can train."""
+
+    advantage_input: bool = False
+    """Read an advantage indicator (positive, negative or none), as algorithm recap needs it. It acts as positive."""
+    advantage_guidance: float = Field(default=1.0, ge=0.0, le=10.0)
+    """Weight w of classifier-free guidance, velocity = none + w (positive - none). 1: positive alone, half the time of
+    other weights; 1 to 2.5 is usual."""
+
+
+class FlowConfig(NetworkPolicyConfig, AdvantageInputConfig):
     BASIC: ClassVar[Collection[str]] = ("hidden", "horizon")
     RENAMED: ClassVar[Mapping[str, str]] = {"calm_noise": "deterministic_noise"}
 
@@ -170,11 +180,6 @@ class FlowConfig(NetworkPolicyConfig):
     deviate in the same direction, which can stop a policy of varied demonstrations short of its goal."""
     guidance: GuidanceConfig = Field(default_factory=GuidanceConfig)
     """How a chunk continues the one before (real-time chunking)."""
-    advantage_input: bool = False
-    """Read an advantage indicator (positive, negative or none), as algorithm recap needs it. It acts as positive."""
-    advantage_guidance: float = Field(default=1.0, ge=0.0, le=10.0)
-    """Weight w of classifier-free guidance, velocity = none + w (positive - none). 1: positive alone, half the time of
-    other weights; 1 to 2.5 is usual."""
 
 
 class SteeredFlowConfig(FlowConfig):
@@ -219,7 +224,7 @@ class ResidualConfig(NetworkPolicyConfig):
 
 
 class RlTokenConfig(NetworkPolicyConfig):
-    BASIC: ClassVar[Collection[str]] = ("base", "horizon")
+    BASIC: ClassVar[Collection[str]] = ("base",)
 
     base: dict[str, Any]
     """The frozen base policy: a section of pi0, pi05, smolvla or flow, or `{run: RUN}` for the newest weights of a run on

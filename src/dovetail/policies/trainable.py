@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from torch import Generator, Tensor, nn
 
@@ -12,6 +12,9 @@ from dovetail.core.errors import UsageError
 from dovetail.core.types import Array
 from dovetail.policies.steering import SteeringActor
 
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+
 __all__ = [
     "ADVANTAGE",
     "AdvantageConditioned",
@@ -19,6 +22,7 @@ __all__ = [
     "HasDiscreteGripper",
     "HasEmbeddings",
     "HasFlatFeatures",
+    "ShardsItself",
     "Steerable",
     "TrainablePolicy",
     "ValuedPolicy",
@@ -166,6 +170,17 @@ class ExplainsAbilities(Protocol):
 
     def why_not(self, contract: type) -> str:
         """Why it does not fulfill TrainablePolicy or ValuedPolicy: the methods that its model lacks. Empty if it does."""
+
+
+@runtime_checkable
+class ShardsItself(Protocol):
+    """A policy whose components are no modules that are called as a whole, so that it must divide its weights itself."""
+
+    def check_shard(self) -> None:
+        """Raise UsageError for settings that cannot be sharded."""
+
+    def shard(self, mesh: DeviceMesh) -> None:
+        """Divide the weights over the processes of a mesh (FSDP)."""
 
 
 @runtime_checkable

@@ -70,7 +70,7 @@ class DiskPublisher:
 
 
 class Checkpoints:
-    """`checkpoints/last`, from which a run resumes, and `checkpoints/best`."""
+    """`checkpoints/last`, from which a run resumes, `checkpoints/best`, and those that are kept."""
 
     def __init__(self, folder: RunFolder) -> None:
         self._folder = folder
@@ -89,6 +89,13 @@ class Checkpoints:
 
     def save(self, state: Mapping[str, Array], facts: Mapping[str, int | float | str]) -> None:
         save_checkpoint(self._last, state, facts={**facts, "config_hash": self._folder.config_hash})
+
+    def keep(
+        self, state: Mapping[str, Array], facts: Mapping[str, int | float | str], *, num_updates: int
+    ) -> None:
+        """Save `checkpoints/update-N`, which is not overwritten."""
+        path = self._folder.checkpoints / f"update-{num_updates:08d}"
+        save_checkpoint(path, state, facts={**facts, "config_hash": self._folder.config_hash})
 
     def save_best(
         self,

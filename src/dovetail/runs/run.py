@@ -22,8 +22,10 @@ from dovetail.runs.evaluations import (
     stored_evaluation,
 )
 from dovetail.runs.folder import RunFolder
+from dovetail.runs.gate import Gate
 from dovetail.runs.ingest import DemoCounts
 from dovetail.runs.roles.robot import EpisodeResult
+from dovetail.runs.rounds import Rounds
 from dovetail.runs.schedule import Schedule, best_figure, is_solved
 from dovetail.runs.status import RunStatus
 
@@ -63,9 +65,16 @@ class Runtime(Protocol):
     # ---- episodes
 
     def run_episodes(
-        self, purpose: Purpose, wanted: Mapping[ArmGroup, range], weights: WeightSnapshot | None
+        self,
+        purpose: Purpose,
+        wanted: Mapping[ArmGroup, range],
+        weights: WeightSnapshot | None,
+        *,
+        new_actor: bool = True,
     ) -> dict[ArmGroup, list[EpisodeResult]]:
-        """Run and store an episode for each index. A group whose arms are all gone is missing in the result."""
+        """Run and store an episode for each index. A group whose arms are all gone is missing in the result.
+
+        With `new_actor`, the first evaluation episode begins with an actor that has run none before."""
 
     def demo_counts(self, group: ArmGroup | None = None) -> DemoCounts:
         """Counts of the demonstrations of a group, or of all."""
@@ -122,6 +131,9 @@ class Runtime(Protocol):
     def paused(self) -> AbstractContextManager[WeightSnapshot]:
         """Pause learning inside the context. Returns the newest weights."""
 
+    def serve_pinned(self) -> None:
+        """Give the pinned version of the weights to the arms. It counts from their next episode on."""
+
     def save_best(self, figure: Mapping[str, float], by: str) -> None:
         """Save the best checkpoint with the figure that decided (see `best_figure`)."""
 
@@ -131,7 +143,8 @@ class RunPhases:
 
     def __init__(self, folder: RunFolder, runtime: Runtime) -> None:
         self._folder, self._config, self.runtime = folder, folder.config, runtime
-        self._schedule = Schedule(folder)
+        self._schedule, self._rounds = Schedule(folder), Rounds(folder)
+        self._gate = None if folder.config.deploy is None else Gate(folder, folder.config.deploy, runtime)
         self._evaluates, self._offline = True, False
         self._started_s = time.monotonic()
         before = folder.read_json("progress.json") or {"wall_s": 0.0, "updates": 0}
@@ -149,8 +162,12 @@ class RunPhases:
         return self.runtime.status
 
     def run(self) -> None:
+        """All phases. With `run.distill_every`, the last ones only after the last distillation: see `Rounds`."""
         run = self._config.run
         try:
+            self._rounds.check()
+            if self._rounds.is_waiting:
+                return
             self.runtime.start()
             set_aside_offline_evaluation(self._folder, self.status)
             self._evaluate("untrained", run.untrained_episodes)
@@ -158,7 +175,10 @@ class RunPhases:
             cloned = self._clone()
             if not self._is_made("after"):
                 self._learn(cloned)
-            self._evaluate("after", run.eval_episodes, self.runtime.newest_weights)
+                self._finish_gate()
+            if self._rounds.end_round(self.status.env_steps, finished=self._has_learned()):
+                return
+            self._evaluate("after", run.eval_episodes, self._result)
             self._conclude()
         finally:
             self.close()
@@ -274,18 +294,34 @@ class RunPhases:
                 return
             self._begin_learning()
             runtime.report_status()
+            if self._gate is not None:
+                self._gate.begin()
             runtime.start_online()
             self._evaluate_if_due()
-            while status.env_steps < self._config.run.env_steps and not self._is_solved():
+            self._check_gate()
+            while not self._has_learned() and status.env_steps < self._rounds.env_steps:
                 runtime.advance()
                 with runtime.take_new_arms() as groups:
                     if groups:
                         self._demonstrate(self._config.run.demos, groups)
                         self._begin_learning()
                 self._evaluate_if_due()
+                self._check_gate()
             runtime.stop_online()
             self._wait_for_last_labels()
             runtime.finish_updates()
+
+    def _check_gate(self) -> None:
+        if self._gate is not None and self._gate.check():
+            self._begin_learning()
+
+    def _finish_gate(self) -> None:
+        if self._gate is not None:
+            self._gate.finish()
+
+    def _result(self) -> WeightSnapshot:
+        """The weights that the run leaves: the deployed ones if it has a gate, otherwise the newest."""
+        return self.runtime.newest_weights() if self._gate is None else self._gate.weights()
 
     def _begin_learning(self) -> None:
         self.status.begin(LEARNING, self._config.run.env_steps, done=self.status.env_steps)
@@ -298,6 +334,9 @@ class RunPhases:
         self.runtime.wait_for_labels(self._config.labeling.label_wait_s)
         if self.status.waiting:
             self._folder.event("labels wait", **self.status.waiting)
+
+    def _has_learned(self) -> bool:
+        return self.status.env_steps >= self._config.run.env_steps or self._is_solved()
 
     def _is_solved(self) -> bool:
         rule, status = self._config.run.stop_when_solved, self.status

@@ -111,10 +111,15 @@ class InlineRuntime:
     # ---- episodes
 
     def run_episodes(
-        self, purpose: Purpose, wanted: Mapping[ArmGroup, range], weights: WeightSnapshot | None
+        self,
+        purpose: Purpose,
+        wanted: Mapping[ArmGroup, range],
+        weights: WeightSnapshot | None,
+        *,
+        new_actor: bool = True,
     ) -> dict[ArmGroup, list[EpisodeResult]]:
         results: list[EpisodeResult] = []
-        if purpose is Purpose.EVAL:  # a new actor, so that evaluations do not depend on each other
+        if purpose is Purpose.EVAL and new_actor:  # a new actor, so that evaluations do not depend on each other
             self._robot.prepare(purpose)
         for index in wanted[_GROUP]:
             if purpose is Purpose.EVAL:
@@ -313,6 +318,7 @@ class InlineRuntime:
             raise Interrupted
         self.store.curves.rollout(result)
         self.learner.publish()
+        self.learner.keep_if_due()
         self._phases.add({"acting": result.metrics["collect_s"], "updating": result.metrics["update_s"]})
         self.store.curves.times()
         self.store.coaching.check_rollout(result)
@@ -336,7 +342,7 @@ class InlineRuntime:
         """Do the updates that the last episode has earned, and give their weights to the robot."""
         status = self.status
         with report_skipped_updates(self._folder, learner):
-            status.metrics |= learner.step(env_steps=status.trained_steps, on_update=self._raise_if_stopped)
+            status.metrics |= learner.step(env_steps=status.trained_steps, on_update=self._after_update)
         self._phases.add(learner.take_seconds())
         status.updates = learner.num_updates
         status.done = status.env_steps
@@ -364,6 +370,11 @@ class InlineRuntime:
         with self._phases.phase("evaluating"):
             yield self._publisher.newest()
 
+    def serve_pinned(self) -> None:
+        learner = self._learning()
+        if isinstance(learner, Learner) and self.learner.has_published:
+            self._serve(learner)
+
     def save_best(self, figure: Mapping[str, float], by: str) -> None:
         self.learner.save_best(figure, by)
 
@@ -388,6 +399,10 @@ class InlineRuntime:
         self.status.done += 1
         if self.status.done % 20 == 0:
             self.report_status()
+        self._after_update()
+
+    def _after_update(self) -> None:
+        self.learner.keep_if_due()
         self._raise_if_stopped()
 
     def _raise_if_stopped(self) -> None:

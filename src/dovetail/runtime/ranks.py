@@ -292,7 +292,8 @@ def follow(channel: RankChannel) -> None:
     components = RunFolder(Path(settings["folder"]), config).components  # the initial components of the policy
     policy = build_trainable(config, robot, device=device, components=components)
     algorithm: Algorithm = config.algorithm.build(policy=policy, seed=config.run.seed)
-    set_up(algorithm, name=config.algorithm.type, precision=config.learner.precision)
+    learner = config.learner
+    set_up(algorithm, name=config.algorithm.type, precision=learner.precision, optimizers=learner.optimizers)
     _set_up_rank(algorithm, config, rank=rank, size=size)
     batch_of = _own_rows(settings, config, algorithm, policy, device=device)
     channel.send({"ready": True}, {})

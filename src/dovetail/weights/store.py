@@ -4,6 +4,7 @@
       v00000007.json                   component -> sha256, with a checksum
       components/<sha256>.safetensors  shared by all versions with the same weights
       pin.json                         the pinned version, if any
+      kept.json                        versions that are never pruned, if any
       .tmp/                            files that are being written
 
 Readers take no lock. A file lock serializes publishers of all processes.
@@ -14,7 +15,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 from dovetail.core.disk import (
@@ -42,7 +43,8 @@ _DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
 class DiskWeightStore:
-    """Versions count up from 1, also across restarts. The newest `keep` versions and the pinned one are kept."""
+    """Versions count up from 1, also across restarts. The newest `keep` versions, the pinned one and those of
+    `keep_versions` are kept."""
 
     def __init__(self, folder: Path | str, *, keep: int = 5) -> None:
         if keep < 1:
@@ -60,16 +62,19 @@ class DiskWeightStore:
             raise UsageError("cannot publish weights without components")
         files = {name: tensor_blocks(arrays, prefix=f"{name}/") for name, arrays in components.items()}
         with writer(self._folder) as temporary:
-            hashes = {name: self._store(file, temporary) for name, file in files.items()}
             newest = max(self.versions(), default=0)
             version = newest + 1 if version is None else version
             if version <= newest:
                 raise UsageError(f"cannot publish version {version}: version {newest} exists already")
-            manifest = {"schema": SCHEMA, "version": version, "components": hashes}
-            self._replace(self._path(version), dump_json(manifest, indent=1), temporary)
+            self._write(version, files, temporary)
             with contextlib.suppress(OSError, StoreError):  # the version is published; the next call prunes
                 self._prune()
         return version
+
+    def _write(self, version: int, files: Mapping[str, Data], temporary: Path) -> None:
+        hashes = {name: self._store(file, temporary) for name, file in files.items()}
+        manifest = {"schema": SCHEMA, "version": version, "components": hashes}
+        self._replace(self._path(version), dump_json(manifest, indent=1), temporary)
 
     def latest(self, *, newer_than: int = 0) -> WeightSnapshot | None:
         """The newest version, or None if it is not newer than `newer_than`.
@@ -110,6 +115,22 @@ class DiskWeightStore:
             if version not in self.versions():
                 raise UsageError(f"cannot pin version {version}: {self._valid()}")
             self._replace(path, dump_json({"version": version}), temporary)
+            with contextlib.suppress(OSError, StoreError):
+                self._prune()
+
+    def keep_versions(self, versions: Collection[int]) -> None:
+        """Never prune these versions, in all processes and after restarts, until another call names others."""
+        with writer(self._folder) as temporary:
+            data = dump_json({"versions": sorted(int(version) for version in versions)})
+            self._replace(self._folder / "kept.json", data, temporary)
+
+    def serve_only(self, snapshot: WeightSnapshot) -> None:
+        """Make a version that was published elsewhere the one that all readers get, even if it is older than others here."""
+        if snapshot.version not in self.versions():
+            files = {name: tensor_blocks(part, prefix=f"{name}/") for name, part in snapshot.components.items()}
+            with writer(self._folder) as temporary:
+                self._write(snapshot.version, files, temporary)
+        self.pin(snapshot.version)
 
     def versions(self) -> list[int]:
         """The available versions, oldest first."""
@@ -194,9 +215,18 @@ class DiskWeightStore:
         os.replace(staged, path)
         fsync_folder(path.parent)
 
+    def _kept(self) -> list[int]:
+        path = self._folder / "kept.json"
+        try:
+            return [int(version) for version in load_json(read_file(path), name=str(path))["versions"]]
+        except MissingError:
+            return []
+        except (KeyError, TypeError, ValueError) as error:
+            raise StoreError(f"{path} is not valid: {error}") from error
+
     def _prune(self) -> None:
         """Remove old manifests, then the components that no manifest refers to."""
-        kept = {*self.versions()[-self._keep :], self.pinned()}
+        kept = {*self.versions()[-self._keep :], self.pinned(), *self._kept()}
         removed = [version for version in self.versions() if version not in kept]
         for version in removed:
             self._path(version).unlink()

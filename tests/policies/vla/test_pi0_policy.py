@@ -9,8 +9,6 @@ import pytest
 import torch
 
 from dovetail.api import evaluate
-from dovetail.api.policy import following_policy
-from dovetail.api.weights import find_weights
 from dovetail.config.load import load
 from dovetail.config.schema import RunConfig
 from dovetail.core.errors import SpecMismatch, UsageError
@@ -21,7 +19,6 @@ from dovetail.policies.vla.settings import Pi0Config
 from dovetail.runs.assembly.build import build_assembly
 from dovetail.runs.folder import RunFolder
 from dovetail.runs.roles.robot import evaluation_episodes
-from dovetail.weights.store import DiskWeightStore
 from support.pi0_folders import PALIGEMMA, statistics, write_lerobot, write_openpi, write_transformers
 from support.tiny_pi0 import reference_model
 
@@ -180,22 +177,3 @@ def test_eval_acts_with_it_on_the_task_of_a_run_that_has_no_weights(folder, tmp_
     found = evaluate(run.path, {"robot.images": ["front"], "policy": policy}, num_episodes=1)
     assert found.weights == "the pi0 policy"
     assert len(found.arms[0].scores) == 1
-
-
-def test_served_run_without_weights_acts_with_its_folder_and_then_with_newer_ones(folder, robot, tmp_path):
-    policy = {"type": "pi0", "checkpoint": str(folder), "images": IMAGES, "state": list(STATE), "device": "cpu"}
-    settings = {
-        "robot.images": ["front"],
-        "robot.image_size": [64, 48],
-        "policy": policy,
-        "algorithm": "imitation",
-    }
-    run = RunFolder.create(tmp_path / "run", load(["push-cube"], settings))
-    lines = []
-    served = following_policy(find_weights(str(run.path), runs_dir=tmp_path), log=lines.append)
-    assert lines == ["policy 'pi0', weights of its checkpoint, and newer ones"]
-    seen, context = make_observations(robot, rows=1), ActContext(deterministic=True)
-    expected = make_policy(folder, robot)
-    np.testing.assert_array_equal(served.act(seen, context).actions, expected.act(seen, context).actions)
-    DiskWeightStore(run.weights).publish(expected.weights())
-    assert served.refresh() and served.act(seen, context).policy_version == 1

@@ -24,8 +24,8 @@ def test_ppo_recipe_improves_the_initial_policy(tmp_path, seed):
 
 
 @pytest.mark.slow
-@pytest.mark.xfail(reason="seed 1: 16 % to 24 %; seed 2: 86 % to 82 %", strict=False)
-@pytest.mark.parametrize("seed", [0, 1, 2])
+@pytest.mark.xfail(reason="so far only the tuning seed 100 was run, up to step 194,000", strict=False)
+@pytest.mark.parametrize("seed", [11, 12, 13])
 def test_ppo_with_flow_sde_lifts_a_cloned_flow_by_20_points(tmp_path, seed):
     folder = RunFolder.create(tmp_path / "run", load(["push-cube-ppo-flow"], [f"run.seed={seed}"]))
     InlineRun(folder).run()

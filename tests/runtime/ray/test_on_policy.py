@@ -11,6 +11,7 @@ import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from dovetail.config.load import load
@@ -64,6 +65,26 @@ def test_stopped_role_saves_and_another_process_continues(tmp_path: Path) -> Non
     assert second.report()["doing"] == "evaluating: after"
     counters = load_checkpoint(path / "checkpoints" / "last")[0]["practice/counters"]
     assert (int(counters[0]), int(counters[1])) == (100, 6400)
+
+
+@pytest.mark.extended
+def test_two_ranks_of_the_role_equal_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The ranks are processes of the role. Their sums differ from one rank's by rounding only."""
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join((str(TESTS), os.environ.get("PYTHONPATH", ""))))
+    (tmp_path / "ppo.yaml").write_text(PPO_RUN)
+    found = []
+    for ranks in (1, 2):
+        changes = [f"learner.ranks={ranks}", "run.env_steps=128", "algorithm.batch_size=21"]
+        path = RunFolder.create(tmp_path / str(ranks), load([tmp_path / "ppo.yaml"], changes)).path
+        role = OnPolicyRole("on_policy", path=path, live=False)
+        role.start(None)
+        assert ended(role) == "done"
+        role._lock_file.close()
+        state = load_checkpoint(path / "checkpoints" / "last")[0]
+        found.append({name: v for name, v in state.items() if name.startswith("algorithm/policy/")})
+        assert ("algorithm/ranks/num_updates" in state) == (ranks == 2)
+    for name, values in found[0].items():
+        np.testing.assert_allclose(values, found[1][name], rtol=2e-3, atol=2e-5, err_msg=name)
 
 
 def started(tmp_path: Path, *settings: str, **more: str) -> subprocess.Popen[str]:

@@ -40,8 +40,7 @@ class Imitation(Descent):
         )
 
     def update(self, batch: Mapping[str, Tensor]) -> Mapping[str, float]:
-        for group in self._optimizer.param_groups:
-            group["lr"] = self._lr()
+        self._set_lr(self._scheduled_lr())
         step = self._minimize(batch, self._loss)
         self._num_updates += 1
         return {"imitation_loss": step[0].item()} if step else {}
@@ -60,7 +59,7 @@ class Imitation(Descent):
         loss = self._policy.imitation_loss(features, actions, mask, generator=self._generator)
         return loss, float(len(actions)) if mask is None else mask.sum()
 
-    def _lr(self) -> float:
+    def _scheduled_lr(self) -> float:
         if self._config.lr_decay_updates is None:
             return self._config.lr
         progress = min(self._num_updates / self._config.lr_decay_updates, 1.0)

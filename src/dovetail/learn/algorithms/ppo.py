@@ -14,7 +14,7 @@ collected the rollout may be some versions older; w = pi_old / pi_collected corr
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar
 
@@ -22,17 +22,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from dovetail.core.abilities import FitsActions
 from dovetail.core.errors import FailureError, UsageError
 from dovetail.core.types import Array, SampleRequest
 from dovetail.learn.algorithms.settings import ChunkDensity, PPOConfig
-from dovetail.learn.batches import observations_of
 from dovetail.learn.descent import Descent
 from dovetail.learn.finite import SkippedUpdate
-from dovetail.learn.rollouts import Moments, RolloutSettings, explained_variance, gae
+from dovetail.learn.rollout_steps import rollout_advantages, rollout_steps, rollout_values
+from dovetail.learn.rollouts import Moments, RolloutSettings, explained_variance
 from dovetail.learn.state import load_module, module_state, raise_checkpoint_errors
 from dovetail.learn.torch_optimizers import TorchAdam
 from dovetail.policies.components import trainable_components
-from dovetail.policies.trainable import ExplainsAbilities, TrainablePolicy, ValuedPolicy
+from dovetail.policies.trainable import ExplainsAbilities, HasFlatFeatures, TrainablePolicy, ValuedPolicy
 
 __all__ = ["PPO", "PPOConfig", "RolloutRows", "executed_density", "ppo_loss"]
 
@@ -110,7 +111,13 @@ class PPO(Descent):
         if not isinstance(policy, ValuedPolicy):
             raise UsageError(
                 f"algorithm 'ppo' needs a policy with a value and a log-density, not '{spec.name}'. Use policy "
-                "'actor_critic', 'valued_flow' (chunks, images, prompts, history) or 'flow_actor_critic'"
+                "'actor_critic', 'valued_flow' (chunks, images, prompts, history), 'flow_actor_critic', or for a VLA "
+                "'valued_pi0', 'valued_pi05' or 'valued_smolvla'"
+            )
+        if config.normalize and isinstance(policy, FitsActions) and policy.fits_actions:
+            raise UsageError(
+                f"policy '{spec.name}' has statistics of its own, which algorithm.normalize=true would replace. Set it to "
+                "false"
             )
         # the critic's large first gradients would leave the actor no step, so each network is clipped by itself
         super().__init__(
@@ -172,8 +179,8 @@ class PPO(Descent):
     def _learn(self, batch: Mapping[str, Tensor]) -> Mapping[str, float]:
         config = self._config
         staleness = self._check_rollout(batch)
-        s = {key: rows[:, :-1].flatten(0, 1) for key, rows in observations_of(batch, "observation").items()}
-        a = batch["action"].flatten(0, 1)
+        steps = rollout_steps(batch).flatten()
+        s, a = dict(steps["observation"].items()), steps["action"]
         rows, metrics = self._evaluate_rollout(batch, s, a)
 
         per_minibatch: dict[str, list[Tensor]] = {}  # metrics of the last epoch
@@ -220,43 +227,27 @@ class PPO(Descent):
     ) -> tuple[RolloutRows, dict[str, float]]:
         """Compute values, advantages and log-densities with the policy at the start of the update."""
         config, policy = self._config, self._policy
-        num_envs, num_steps = batch["reward"].shape
         num_executed = batch["num_executed"].flatten() if policy.spec.horizon > 1 else None
         with torch.no_grad():
-            every_s = {key: rows.flatten(0, 1) for key, rows in observations_of(batch, "observation").items()}
-            values = self._values(every_s).view(num_envs, num_steps + 1)
-            next_values = values[:, 1:].clone()
-            truncated = torch.zeros(num_envs * num_steps, dtype=torch.bool, device=self._device)
-            if len(batch["final_at"]):  # the next step is in another episode: use the last observation
-                truncated[batch["final_at"]] = True
-                next_values.view(-1)[batch["final_at"]] = self._values(observations_of(batch, "final"))
+            values, next_values = rollout_values(batch, lambda seen: self._in_parts(self._values, seen))
             log_prob_old = self._densities(s, a, num_executed)
             log_weight = log_prob_old - self._density(batch["log_prob"].flatten(0, 1), num_executed)
             log_prob_start = self._start_densities(s, a, num_executed)
-        gamma: float | Array = config.gamma
-        if num_executed is not None:
-            gamma = np.power(np.float32(gamma), batch["num_executed"].cpu().numpy(), dtype=np.float32)
-        advantages = gae(
-            rewards=batch["reward"].cpu().numpy(),
-            values=values[:, :-1].cpu().numpy(),
-            next_values=next_values.cpu().numpy(),
-            terminated=batch["terminated"].cpu().numpy(),
-            truncated=truncated.view(num_envs, num_steps).cpu().numpy(),
-            gamma=gamma,
-            lam=config.gae_lambda,
+        advantage = rollout_advantages(
+            rollout_steps(batch), values, next_values, gamma=config.gamma, lam=config.gae_lambda
         )
-        returns = advantages + values[:, :-1].cpu().numpy()
-        advantage = torch.from_numpy(advantages).to(self._device).flatten()
+        returns = advantage + values
+        normalized = (advantage - advantage.mean()) / (advantage.std(correction=0) + 1e-8)
         rows = RolloutRows(
             log_prob_old=log_prob_old,
             weight=log_weight.exp().clamp(max=config.max_importance_weight),
-            advantage=(advantage - advantage.mean()) / (advantage.std(correction=0) + 1e-8),
-            returns=torch.from_numpy(returns).to(self._device).flatten(),
+            advantage=normalized.flatten(),
+            returns=returns.flatten(),
             num_executed=num_executed,
             log_prob_start=log_prob_start,
         )
         metrics = {
-            "explained_variance": explained_variance(values[:, :-1].cpu().numpy(), returns),
+            "explained_variance": explained_variance(values.cpu().numpy(), returns.cpu().numpy()),
             "value": float(values.mean()),
             "behaviour_kl": float((log_weight.exp() - 1.0 - log_weight).mean()),
         }
@@ -270,14 +261,27 @@ class PPO(Descent):
         return executed_density(log_prob, num_executed, num_axes=num_axes, how=self._config.chunk_density)
 
     def _densities(self, s: Mapping[str, Tensor], a: Tensor, num_executed: Tensor | None) -> Tensor:
-        log_prob, _, _ = self._policy.evaluate_actions(self._policy.features(s), a)
-        return self._density(log_prob, num_executed)
+        def density_of(part: Mapping[str, Tensor], drawn: Tensor) -> Tensor:
+            return self._policy.evaluate_actions(self._policy.features(part), drawn)[0]
+
+        return self._density(self._in_parts(density_of, s, a), num_executed)
+
+    def _in_parts(self, function: Callable[..., Tensor], s: Mapping[str, Tensor], *more: Tensor) -> Tensor:
+        """A function of all rows. A VLA computes one minibatch after another, because its tokens need much memory."""
+        num_rows = len(next(iter(s.values())))
+        if not isinstance(self._policy, HasFlatFeatures):
+            return function(s, *more)
+        parts = (
+            slice(first, first + self._config.batch_size) for first in range(0, num_rows, self._config.batch_size)
+        )
+        found = [function({key: v[rows] for key, v in s.items()}, *(v[rows] for v in more)) for rows in parts]
+        return torch.cat(found)
 
     def _start_densities(self, s: Mapping[str, Tensor], a: Tensor, num_executed: Tensor | None) -> Tensor | None:
         """Under the weights before the first update, which are put into the policy for a moment."""
         if not self._config.start_kl_coef:
             return None
-        modules = self._policy.components
+        modules = trainable_components(self._policy.components, algorithm=self.name)
         newest = {name: module_state(name, module) for name, module in modules.items()}
         if not self._start:
             self._start = newest

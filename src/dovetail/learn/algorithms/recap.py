@@ -51,7 +51,7 @@ class RECAP(Descent):
         if not isinstance(policy, AdvantageConditioned) or not policy.takes_advantage:
             raise UsageError(
                 f"algorithm 'recap' needs a policy that reads an advantage indicator, and '{policy.spec.name}' does not. "
-                "Use policy 'flow' with policy.advantage_input=true"
+                "Use policy 'flow', 'pi0', 'pi05' or 'smolvla' with policy.advantage_input=true"
             )
         super().__init__(
             policy,

@@ -9,8 +9,8 @@ Then online. x = (z, proprioception), c a chunk of K actions, c_base the frozen 
     Q(x, c)          critic:  y = sum_{i<n} gamma^i r_i + gamma^n min_j Q'_j(x', c'),   c' ~ pi(x', c_base'),  n >= K
     pi(x, c_base)    actor:   minimizes -Q(x, c) + beta |c - c_base|^2; c_base is 0 among its inputs in half of the rows
 
-Where a person acted, the person's chunk replaces c_base in the distance. The replay holds chunks of the base, of the actor
-and of people, with e and c_base of each step: no update calls the frozen model.
+Where a person acted, the person's chunk replaces c_base in the distance, with a weight of its own. The replay holds chunks
+of the base, of the actor and of people, with e and c_base of each step: no update calls the frozen model.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class RLT(SoftActorCritic):
             s, self._executed_actions(batch), batch["reward"], batch["discount"], s_next
         )
         if update_actor:
-            metrics |= self._update_actor(s, *self._wanted_chunks(batch, s))
+            metrics |= self._update_actor(s, *self._wanted_chunks(batch, s))  # [B, K, A] each
         return to_floats(metrics)
 
     def _update_token(self, batch: Mapping[str, Tensor]) -> dict[str, Tensor | float]:
@@ -95,13 +95,12 @@ class RLT(SoftActorCritic):
             y = self._clip_target(r + discount * self._min_target_q(self._state(s_next), c_next))
         return self._step_critic(self._state(s), c, y)
 
-    def _update_actor(self, s: Tensor, wanted: Tensor, mask: Tensor) -> dict[str, Tensor | float]:
+    def _update_actor(self, s: Tensor, wanted: Tensor, weights: Tensor) -> dict[str, Tensor | float]:
         config, policy = self._config, self._of_token
         dropped = uniform((len(s), 1), generator=self._generator, device=s.device) < config.dropped_share
         x, c_base = self._state(s), s[:, policy.num_state_features :]
         c = policy.actor(torch.cat((x, torch.where(dropped, 0.0, c_base)), 1))
-        valid = mask if mask.ndim == 3 else mask[..., None]
-        distance = torch.where(valid, c.view_as(wanted) - wanted, 0.0).square().mean()
+        distance = (weights * (c.view_as(wanted) - wanted).square()).mean()
         if self._num_updates <= config.token_updates + config.base_updates:  # the critic knows too little
             return {**self._step_actor(distance), "distance": distance.detach()}
         for actor in (policy.actor, self._averaged["actor"]):
@@ -110,14 +109,16 @@ class RLT(SoftActorCritic):
         return {**self._step_actor(loss), "distance": distance.detach()}
 
     def _wanted_chunks(self, batch: Mapping[str, Tensor], s: Tensor) -> tuple[Tensor, Tensor]:
-        """Chunks [B, K, A] from which the actor keeps its distance small, and which of their actions exist, [B, K]: what a
-        person did, up to the episode's end, or else the proposal."""
+        """Chunks [B, K, A] to which the actor keeps a small distance, and the weights of their values: what a person did, up
+        to the handover or the episode's end, or else the proposal."""
         executed = self._policy.normalize_actions(batch["action"], observations_of(batch, "observation"))
         proposed = s[:, self._of_token.num_state_features :].view_as(executed)
-        exists, human = batch["action/mask"], batch["human"] & batch["action/mask"]
-        began = human[:, :1]  # a person began the chunk: actions that the person did not do are unknown
-        wanted = torch.where(began[..., None], executed, proposed)
-        return wanted, only_driven_axes(torch.where(began, human, torch.ones_like(exists)), batch)
+        human = batch["human"] & batch["action/mask"]
+        began = human[:, :1]  # a person began the chunk
+        known = only_driven_axes(torch.where(began, human, torch.ones_like(human)), batch)  # [B, K] or [B, K, A]
+        known = known.view(*executed.shape[:2], -1).expand_as(executed)
+        wanted = torch.where(known, torch.where(began[..., None], executed, proposed), 0.0)
+        return wanted, torch.where(began[..., None], self._config.correction_weight, 1.0) * known
 
     def _state(self, s: Tensor) -> Tensor:
         """Token and proprioception."""

@@ -173,7 +173,7 @@ class ResidualRLConfig(RLPDConfig):
 
 
 class RLTConfig(CriticConfig):
-    BASIC: ClassVar[Collection[str]] = ("batch_size", "lr", "gamma", "beta")
+    BASIC: ClassVar[Collection[str]] = ("lr", "beta")
 
     prior_fraction: float = Field(default=0.5, ge=0.0, le=1.0)
     """Share of each batch drawn from demonstrations and interventions."""
@@ -184,6 +184,8 @@ class RLTConfig(CriticConfig):
     """Updates after these in which the base acts alone. The critic learns from its episodes, and the actor only imitates."""
     beta: float = Field(default=0.3, ge=0.0)
     """Weight of the actor's distance to the proposal, or to what a person did."""
+    correction_weight: float = Field(default=1.0, gt=0.0)
+    """Weight of the distance to a chunk that a person began, against 1 for proposals."""
     dropped_share: float = Field(default=0.5, ge=0.0, lt=1.0)
     """Share of the rows in which the actor's update sees zeros instead of the proposal, so that it does not only copy it."""
 
@@ -324,7 +326,7 @@ class HiORSConfig(Config):
 
 
 class RECAPConfig(Config):
-    BASIC: ClassVar[Collection[str]] = ("batch_size", "lr", "max_steps")
+    BASIC: ClassVar[Collection[str]] = ("lr", "max_steps")
 
     batch_size: int = Field(default=64, ge=1)
     """Steps, or chunks, in one batch."""

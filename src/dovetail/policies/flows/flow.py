@@ -38,6 +38,7 @@ class Flow(NetworkPolicy):
 
     Config: ClassVar[type[FlowConfig]] = FlowConfig
     name: ClassVar[str] = "flow"
+    replaceable: ClassVar[frozenset[str]] = frozenset({"actor"})
 
     def __init__(self, config: FlowConfig, *, robot: RobotSpec, seed: int = 0) -> None:
         self._config = config
@@ -56,14 +57,18 @@ class Flow(NetworkPolicy):
         self._chunk_shape = (config.horizon, robot.action.shape[0])
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            self._actor = DenoisingMLP(
-                horizon=config.horizon,
-                num_actions=robot.action.shape[0],
-                num_features=self.num_features,
-                hidden=config.hidden,
-                num_layers=config.num_layers,
+            sizes = {
+                "horizon": config.horizon,
+                "num_actions": robot.action.shape[0],
+                "num_features": self.num_features,
+            }
+            self._actor = self._network(
+                "actor",
+                lambda: DenoisingMLP(**sizes, hidden=config.hidden, num_layers=config.num_layers),
+                **sizes,
             )
-            if config.advantage_input:  # until it is trained, the indicator changes nothing
+            # until it is trained, the indicator changes nothing
+            if config.advantage_input and isinstance(self._actor, DenoisingMLP):
                 first = self._actor.condition[0]
                 assert isinstance(first, nn.Linear)
                 nn.init.zeros_(first.weight[:, self.num_features - _NUM_ADVANTAGE : self.num_features])

@@ -76,14 +76,22 @@ def velocity_plus_noise(std: Callable[[Tensor, Tensor], Tensor], *, dt: float) -
 
 
 def noisy_path(
-    velocity: PathVelocity, steps: StepNoise, x: Tensor, noise: Tensor, axis_mask: Tensor | None = None
+    velocity: PathVelocity,
+    steps: StepNoise,
+    x: Tensor,
+    noise: Tensor,
+    axis_mask: Tensor | None = None,
+    *,
+    counted: Tensor | None = None,
 ) -> tuple[list[Tensor], Tensor]:
     """The points of a noisy path from x_0 [B, ..., A] to x_1, and the log-density of the whole path, start included.
 
-    `noise` is N(0, I) [K, B, ..., A]. Axes outside `axis_mask` [B, A] stay 0 and do not count in the density.
+    `noise` is N(0, I) [K, B, ..., A]. Axes outside `axis_mask` [B, A] stay 0 and do not count in the density. Axes outside
+    `counted` [A] have noise, but do not count either.
     """
     if axis_mask is not None:
         x, noise = torch.where(axis_mask, x, 0.0), torch.where(axis_mask, noise, 0.0)
+    axis_mask = counted if axis_mask is None else axis_mask
     path, log_density = [x], log_normal(x, axis_mask)
     for number, e in enumerate(noise):
         mean, std = _step(velocity, steps, x, _times(x, number / len(noise)))
@@ -93,12 +101,14 @@ def noisy_path(
     return path, log_density
 
 
-def path_density(velocity: PathVelocity, steps: StepNoise, path: Sequence[Tensor]) -> Tensor:
+def path_density(
+    velocity: PathVelocity, steps: StepNoise, path: Sequence[Tensor], *, counted: Tensor | None = None
+) -> Tensor:
     """The log-density of given points x_0, ..., x_1, as `noisy_path` computes it."""
-    log_density = log_normal(path[0])
+    log_density = log_normal(path[0], counted)
     for number, (x, following) in enumerate(itertools.pairwise(path)):
         t = _times(x, number / (len(path) - 1))
-        log_density = log_density + step_density(velocity, steps, x, following, t)
+        log_density = log_density + step_density(velocity, steps, x, following, t, counted=counted)
     return log_density
 
 
@@ -122,10 +132,18 @@ def one_noisy_step(
     return before, after, x
 
 
-def step_density(velocity: PathVelocity, steps: StepNoise, x: Tensor, following: Tensor, t: Tensor) -> Tensor:
+def step_density(
+    velocity: PathVelocity,
+    steps: StepNoise,
+    x: Tensor,
+    following: Tensor,
+    t: Tensor,
+    *,
+    counted: Tensor | None = None,
+) -> Tensor:
     """The log-density of a step from x at the times t [B] to the point `following`."""
     mean, std = _step(velocity, steps, x, t)
-    return log_normal((following - mean) / std) - _sum_of_logs(std, x)
+    return log_normal((following - mean) / std, counted) - _sum_of_logs(std, x, counted)
 
 
 def log_normal(x: Tensor, axis_mask: Tensor | None = None) -> Tensor:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from dovetail.core.errors import SpecMismatch, UsageError
 from dovetail.core.prompts import decode_prompt
-from dovetail.core.specs import PolicySpec, RobotSpec
+from dovetail.core.specs import ArraySpec, PolicySpec, RobotSpec
 from dovetail.core.types import ActContext, ActionChunk, Array
 from dovetail.policies.checkpoints.axes import ActionAxes, StateAxes, match_cameras
 from dovetail.policies.checkpoints.normalization import Normalization
@@ -36,6 +36,8 @@ from dovetail.policies.vla.settings import VlaConfig
 __all__ = ["ActingVla", "Setup"]
 
 _FIXED_SEED = 0  # for deterministic_noise=fixed
+_POSITIVE = 1
+_ADVANTAGE_WORDS = {1: ", advantage: positive", -1: ", advantage: negative", 0: ""}  # behind the task
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,16 +90,26 @@ class ActingVla:
                 "the policy has no statistics before demonstrations are recorded (policy.fit_stats). Set "
                 "run.untrained_episodes=0 and run.demos, or policy.stats"
             )
-        observations = check_inputs(observations, self.spec)
+        observations = check_inputs(observations, self.spec, features=self.feature_specs)
         state = setup.state_axes.read(observations)
         num_rows = len(state)
-        inputs = self._inputs(observations, state, self._noise(num_rows, context))
-        inputs = self._steered(inputs, context)
-        normalized = self._sampler(inputs, self._commitment(state, context)).cpu().numpy()
-        size = setup.action.size
-        actions = setup.action_axes.to_robot(setup.action.revert(normalized[..., :size]), state)
+        inputs = self._acting_inputs(observations, state, self._noise(num_rows, context)).without_padding()
+        drawn, extras = self._draw(self._steered(inputs, context), state, context)
+        normalized = drawn.cpu().numpy()[..., : setup.action.size]
+        actions = setup.action_axes.to_robot(setup.action.revert(normalized), state)
         low, high = self._robot.action.bounds
-        return ActionChunk(actions=np.clip(actions, low, high), observed_ns=0, policy_version=self._version)
+        return ActionChunk(
+            actions=np.clip(actions, low, high), observed_ns=0, policy_version=self._version, extras=extras
+        )
+
+    def _draw(self, inputs: Inputs, state: Array, context: ActContext) -> tuple[Tensor, dict[str, Array]]:
+        """Normalized chunks [B, H, A], and what else an algorithm needs to know of them."""
+        return self._sampler(inputs, self._commitment(state, context)), {}
+
+    @property
+    def feature_specs(self) -> Mapping[str, ArraySpec]:
+        """See CachesFeatures: cameras whose images may be features already."""
+        return {}
 
     def warmup(self) -> None:
         inputs = zero_inputs(self.spec)
@@ -172,6 +184,7 @@ class ActingVla:
             vocabulary=checkpoint.sizes.vocabulary,
             bos=self.family.bos,
             origin=self.family.tokenizer_origin,
+            may_cut=not self._config.advantage_input,
         )
 
     @cached_property
@@ -197,18 +210,34 @@ class ActingVla:
             parts=compiled_parts(self.network) if execution == "compiled_graph" else None,
             graph=execution != "eager",
             guidance=config.guidance,
+            advantage_guidance=config.advantage_guidance if config.advantage_input else 1.0,
         )
 
     # ---- numpy to tensors
 
-    def _inputs(self, observations: Mapping[str, Array], state: Array, noise: Tensor) -> Inputs:
+    def _acting_inputs(self, observations: Mapping[str, Array], state: Array, noise: Tensor) -> Inputs:
+        """With a positive advantage if the policy reads one. Its guidance also needs the rows without it, before them."""
+        if not self._config.advantage_input:
+            return self._inputs(observations, state, noise)
+        num_rows = len(state)
+        if self._config.advantage_guidance == 1.0:
+            return self._inputs(observations, state, noise, advantage=np.full(num_rows, _POSITIVE))
+        twice = {key: np.concatenate((value, value)) for key, value in observations.items()}
+        advantage = np.repeat((0, _POSITIVE), num_rows)
+        return self._inputs(twice, np.concatenate((state, state)), torch.cat((noise, noise)), advantage=advantage)
+
+    def _inputs(
+        self, observations: Mapping[str, Array], state: Array, noise: Tensor, *, advantage: Array | None = None
+    ) -> Inputs:
+        """`advantage` [B] is 1 (positive), -1 (negative) or 0 (none); by default none."""
         setup, device = self._setup, self._device
         sizes = setup.checkpoint.sizes
         images = [self._prepared(observations[camera]) for camera in setup.cameras.values()]
         normalized = setup.state.apply(state)
+        words = [""] * len(state) if advantage is None else [_ADVANTAGE_WORDS[int(one)] for one in advantage]
         encoded = [
-            self._tokenizer.encode(self._prompt(decode_prompt(task), of_row))
-            for task, of_row in zip(observations["prompt"], normalized, strict=True)
+            self._tokenizer.encode(self._prompt(decode_prompt(task) + more, of_row))
+            for task, more, of_row in zip(observations["prompt"], words, normalized, strict=True)
         ]
         tokens, masks = (np.stack(part) for part in zip(*encoded, strict=True))
         return Inputs(

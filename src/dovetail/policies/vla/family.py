@@ -10,18 +10,22 @@ x = x - network.velocity(x, times[step : step + 1], prefix) / num_steps  # from 
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
+import warnings
+from abc import ABCMeta, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from dovetail.core.types import Array
 from dovetail.policies.vla.networks.layer_runner import LayerRunner
-from dovetail.policies.vla.networks.transformers import masked_mean
+from dovetail.policies.vla.networks.transformers import VisionTower, masked_mean
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
 
 __all__ = ["Export", "Family", "FlowNetwork", "Format", "Layout", "NetworkPart", "PrepareImages", "Sizes"]
 
@@ -59,18 +63,38 @@ class NetworkPart(nn.ModuleDict):
         self._run_layer.is_bf16 = True
 
 
-class FlowNetwork(ABC, nn.Module):
+class FlowNetwork(nn.Module, metaclass=ABCMeta):  # ABC as a base would have another layout, which FSDP refuses
     """A flow over action chunks. Time goes from 1 (noise) to 0 (actions): x_t = t noise + (1 - t) actions.
 
     All shapes are fixed and nothing depends on values, so `prefix` and `velocity` can be compiled and captured in a CUDA
     graph."""
 
     sizes: Any  # Sizes of its family
+    vision: VisionTower
+    text_layers: nn.ModuleList
     action_out: nn.Linear
 
     def __init__(self) -> None:
         super().__init__()
         self.run_layer = LayerRunner()
+
+    def forward(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        """Call a function that uses the weights. In a learner every use goes through here, because a sharded network has
+        whole weights only inside of it."""
+        return function(*arguments)
+
+    def shard(self, mesh: DeviceMesh) -> None:
+        """Divide the weights over the processes of a mesh (FSDP). The large layers are gathered one at a time."""
+        from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method  # takes long to load
+
+        # layers return views, which nothing changes in place while gradients are computed
+        warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
+        for layer in (*self.vision.layers, *self.text_layers):
+            fully_shard(layer, mesh=mesh)
+            for method in ("project", "finish", "keys_values"):  # a text layer is called in these parts
+                if hasattr(layer, method):
+                    register_fsdp_forward_method(layer, method)
+        fully_shard(self, mesh=mesh)
 
     @property
     def components(self) -> dict[str, NetworkPart]:

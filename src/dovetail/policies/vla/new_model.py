@@ -31,10 +31,11 @@ __all__ = ["cached_new_model", "write_new_model"]
 _SIZES = {"pi0": Pi0Sizes, "pi05": Pi05Sizes}
 _NUM_PROMPT_TOKENS = {"pi0": 24, "pi05": 120}  # pi05 has the state in its prompt
 _VOCABULARY = 512
+_LAYOUT = 2  # of the sizes and tokens below: a folder of another layout in the cache is not used
 _NETWORKS = {  # the vision tower, and the text model, which the expert equals
     # shapes do not tell the heads of the vision tower, and every PaliGemma has 16
     "tiny": (
-        VisionSizes(width=64, num_layers=2, num_heads=16, mlp_width=128, image_size=64, patch_size=16),
+        VisionSizes(width=64, num_layers=2, num_heads=16, mlp_width=128, image_size=64, patch_size=32),
         GemmaSizes(width=96, num_layers=4, num_heads=4, num_kv_heads=1, head_size=32, mlp_width=256),
     ),
     "small": (
@@ -51,6 +52,8 @@ _TEXTS = (  # common words of prompts become one token each; all others are spel
     "put the yellow block in the box",
     "open the drawer",
     "close the gripper on the left handle",
+    "open the drawer, advantage: positive",  # of algorithm recap
+    "open the drawer, advantage: negative",
     "Task: move the right arm, State: 0 1 2 3 4 5 6 7 8 9;\nAction: ",
 )
 
@@ -58,7 +61,7 @@ _TEXTS = (  # common words of prompts become one token each; all others are spel
 def cached_new_model(family: Family, config: NewModelConfig) -> Path:
     """The folder of these settings in the user's cache. It is made if it does not exist: the seed decides the weights."""
     root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "dovetail" / "new_models"
-    folder = root / f"{family.name}-{config.size}-horizon{config.horizon}-seed{config.seed}"
+    folder = root / f"{family.name}-{config.size}{_LAYOUT}-horizon{config.horizon}-seed{config.seed}"
     if not folder.is_dir():
         root.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=root) as scratch:

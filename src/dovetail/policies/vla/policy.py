@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
 import torch
@@ -22,6 +22,7 @@ from dovetail.policies.arrays import to_numpy
 from dovetail.policies.components import NORMALIZER
 from dovetail.policies.random_draws import seeded_generator
 from dovetail.policies.steering import SteeringActor
+from dovetail.policies.trainable import ADVANTAGE
 from dovetail.policies.vla.acting import ActingVla
 from dovetail.policies.vla.checkpoints.adapters import write_adapter
 from dovetail.policies.vla.checkpoints.lerobot_writer import write_lerobot
@@ -32,6 +33,9 @@ from dovetail.policies.vla.networks.transformers import masked_mean
 from dovetail.policies.vla.sampler import Inputs
 from dovetail.policies.vla.trained_weights import TrainedWeights
 from dovetail.policies.vla.training import flow_matching_loss
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
 
 __all__ = ["VlaPolicy"]
 
@@ -67,8 +71,14 @@ class VlaPolicy(ActingVla):
 
     @cached_property
     def _trained(self) -> TrainedWeights:
-        added = {} if self.steering is None else {STEERING: self.steering}
-        return TrainedWeights(self.network, self._setup.checkpoint, self._config, seed=self._seed, added=added)
+        return TrainedWeights(
+            self.network, self._setup.checkpoint, self._config, seed=self._seed, added=self._added
+        )
+
+    @property
+    def _added(self) -> dict[str, nn.Module]:
+        """Networks beside the published one."""
+        return {} if self.steering is None else {STEERING: self.steering}
 
     @property
     def device(self) -> torch.device:
@@ -80,9 +90,17 @@ class VlaPolicy(ActingVla):
             self.network.to(device)
             self.__dict__.pop("_sampler", None)
         self.__dict__["_device"] = device
-        if self.steering is not None:
-            self.steering.to(device)
+        for module in self._added.values():
+            module.to(device)
         return self
+
+    def check_shard(self) -> None:
+        if self._config.compile_layers:
+            raise UsageError("learner.shard does not support compiled layers. Set policy.compile_layers=false")
+
+    def shard(self, mesh: DeviceMesh) -> None:
+        """See ShardsItself."""
+        self.network.shard(mesh)
 
     # ---- observations and actions
 
@@ -101,8 +119,14 @@ class VlaPolicy(ActingVla):
         """The inputs of the network, [B]. Images may be features that the replay cached."""
         arrays = {key: value.cpu().numpy() for key, value in observations.items()}
         state = self._setup.state_axes.read(arrays)
-        inputs = self._inputs(arrays, state, torch.empty(len(state), 0, device=self._device))
+        empty = torch.empty(len(state), 0, device=self._device)
+        inputs = self._inputs(arrays, state, empty, advantage=arrays.get(ADVANTAGE)).without_padding()
         return TensorDict(inputs._asdict(), batch_size=[len(state)], device=self._device)
+
+    @property
+    def takes_advantage(self) -> bool:
+        """See AdvantageConditioned. The indicator is text in the prompt."""
+        return self._config.advantage_input
 
     def flat_features(self, features: Any) -> Tensor:
         """What the text model knows of images and prompt, and the state: [B, num_features], without gradients."""
@@ -110,7 +134,7 @@ class VlaPolicy(ActingVla):
 
     def _flat(self, inputs: Inputs) -> Tensor:
         with torch.no_grad():
-            return torch.cat((self.network.summary(*inputs[:-1]).float(), inputs.state), dim=1)
+            return torch.cat((self.network(self.network.summary, *inputs[:-1]).float(), inputs.state), dim=1)
 
     @property
     def embedding_width(self) -> int:
@@ -122,7 +146,7 @@ class VlaPolicy(ActingVla):
         state = self._setup.state_axes.read(observations)
         inputs = self._inputs(observations, state, torch.empty(len(state), 0, device=self._device))
         with torch.inference_mode(False), torch.no_grad():
-            _, found, mask = self.network.prefix_and_embeddings(*inputs[:-1])
+            _, found, mask = self.network(self.network.prefix_and_embeddings, *inputs[:-1])
         return found, mask
 
     def normalize_actions(self, actions: Tensor, observations: Mapping[str, Tensor] | None = None) -> Tensor:
@@ -150,7 +174,7 @@ class VlaPolicy(ActingVla):
     def sample(self, features: Any, *, generator: Generator | None) -> tuple[Tensor, Tensor]:
         raise UsageError(
             f"policy '{self.family.name}' cannot compute the density of its actions, which this algorithm needs. Train it "
-            "with algorithm 'imitation', 'hg_dagger' or 'hi_ors'"
+            "with algorithm 'imitation', 'hg_dagger', 'hi_ors' or 'recap'"
         )
 
     def _network_inputs(self, features: Any) -> Inputs:
@@ -185,11 +209,20 @@ class VlaPolicy(ActingVla):
     def steering_inputs(self, observations: Mapping[str, Tensor]) -> tuple[Tensor, Any]:
         inputs = self._network_inputs(self.features(observations))
         with torch.inference_mode(False), torch.no_grad():
-            prefix, *embeddings = self.network.prefix_and_embeddings(*inputs[:-1])
+            prefix, *embeddings = self.network(self.network.prefix_and_embeddings, *inputs[:-1])
             return torch.cat((masked_mean(*embeddings), inputs.state), dim=1), prefix
 
     def chunks_from_noise(self, inputs: Any, noise: Tensor) -> Tensor:
-        return self._sampler.from_prefix(inputs, self._whole_noise(noise))[..., : self._setup.action.size]
+        """Eager and in the precision of the learner, as the sampler of a robot need not be."""
+        x, network = self._whole_noise(noise), self.network
+        num = self._config.num_flow_steps or self._setup.checkpoint.sizes.num_flow_steps
+        with torch.inference_mode(False), torch.no_grad():
+            times = network.embed_times(
+                (1.0 - torch.arange(num, dtype=torch.float64, device=x.device) / num).float()
+            )
+            for step in range(num):
+                x = x - network.velocity(x, times[step : step + 1], inputs) / num
+        return x[..., : self._setup.action.size]
 
     def _steered(self, inputs: Inputs, context: ActContext) -> Inputs:
         steering = self.steering
@@ -273,7 +306,7 @@ class VlaPolicy(ActingVla):
 
     def _vision_tokens(self, images: Tensor) -> Tensor:
         network: FlowNetwork = self.network
-        tokens: Tensor = network.components["vision"]["tower"](images.flatten(0, 1))
+        tokens: Tensor = network(network.vision, images.flatten(0, 1))
         return tokens
 
     # ---- weights

@@ -23,10 +23,13 @@ def clean_task(task: str) -> str:
 class PromptTokenizer:
     """`path` is a tokenizer.json or a folder with one. `bos` is put before each text, and `origin` has the right file.
 
-    Without `bos`, special tokens are those that the file itself adds."""
+    Without `bos`, special tokens are those that the file itself adds. A longer text is cut, or refused if `may_cut` is
+    false."""
 
-    def __init__(self, path: Path, *, num_tokens: int, vocabulary: int, bos: str | None, origin: str) -> None:
-        self._num_tokens = num_tokens
+    def __init__(
+        self, path: Path, *, num_tokens: int, vocabulary: int, bos: str | None, origin: str, may_cut: bool = True
+    ) -> None:
+        self._num_tokens, self._may_cut = num_tokens, may_cut
         file = path / "tokenizer.json" if path.is_dir() else path
         hint = f"It is in the model '{origin}'"
         if not file.is_file():
@@ -41,9 +44,14 @@ class PromptTokenizer:
         self.encode = lru_cache(maxsize=256)(self._encode)
 
     def _encode(self, text: str) -> tuple[Array, Array]:
-        """Tokens, int64 [L], and their mask, padded right. A longer text is cut."""
+        """Tokens, int64 [L], and their mask, padded right."""
         ids = self._tokenizer.encode(text, add_special_tokens=self._adds_special).ids
         room = self._num_tokens - len(self._first)
+        if len(ids) > room and not self._may_cut:
+            raise UsageError(
+                f"the prompt has {len(ids)} tokens, and the model takes {room}: its advantage would be cut off. Shorten it: "
+                f"{text[:80]!r}"
+            )
         found = [*self._first, *(ids[-room:] if self._cuts_left else ids[:room])]
         tokens, mask = np.zeros(self._num_tokens, np.int64), np.zeros(self._num_tokens, np.bool_)
         tokens[: len(found)], mask[: len(found)] = found, True

@@ -29,6 +29,13 @@ class Inputs(NamedTuple):
     state: Tensor
     noise: Tensor
 
+    def without_padding(self) -> Inputs:
+        """Prompts as long as the longest of this batch: padding changes no result. On a GPU, graphs need one size."""
+        if self.tokens.is_cuda:
+            return self
+        longest = int(self.token_mask.sum(1).max())
+        return self._replace(tokens=self.tokens[:, :longest], token_mask=self.token_mask[:, :longest])
+
 
 class Commitment(NamedTuple):
     """Real-time chunking: normalized actions [B, H, A] to continue, and their weights [B, H, A]."""
@@ -66,6 +73,9 @@ class Sampler:
 
     `graph` captures the whole computation as one CUDA graph, at the first call with each batch size, guided or not. Call it
     once with each before the robot moves.
+
+    `advantage_guidance` w is that of classifier-free guidance, velocity = none + w (positive - none). Unless it is 1, the
+    inputs have 2 B rows for B chunks: first those without an advantage, then those with a positive one.
     """
 
     def __init__(
@@ -76,8 +86,10 @@ class Sampler:
         parts: Parts | None = None,
         graph: bool = False,
         guidance: GuidanceConfig | None = None,
+        advantage_guidance: float = 1.0,
     ) -> None:
         self._network, self._num_steps = network, num_steps
+        self._weight = advantage_guidance
         self._parts = parts or Parts(network.prefix, network.velocity)
         self._guidance = guidance or GuidanceConfig()
         self._is_graph = graph
@@ -93,40 +105,36 @@ class Sampler:
                 self._graphs[key] = _Graph(self._sample, inputs, commitment)
             return self._graphs[key](inputs, commitment)
 
-    def from_prefix(self, prefix: Any, noise: Tensor) -> Tensor:
-        """Chunks from noise [B, H, A] and what `FlowNetwork.prefix` made of their inputs. Always eager."""
-        with torch.inference_mode(False), torch.no_grad():
-            x, embedded = noise, self._embedded_times(noise.device)
-            for step in range(self._num_steps):
-                x = x - self._network.velocity(x, embedded[step : step + 1], prefix) / self._num_steps
-            return x
-
-    def _embedded_times(self, device: torch.device) -> Tensor:
-        num = self._num_steps
-        # 1 is noise; rounded once, as LeRobot does it
-        return self._network.embed_times(
-            (1.0 - torch.arange(num, dtype=torch.float64, device=device) / num).float()
-        )
-
     def _sample(self, inputs: Inputs, commitment: Commitment | None) -> Tensor:
         num, x = self._num_steps, inputs.noise
-        embedded = self._embedded_times(x.device)
+        if self._weight != 1.0:
+            x = x[: len(x) // 2]
+        # 1 is noise; rounded once, as LeRobot does it
+        times = (1.0 - torch.arange(num, dtype=torch.float64, device=x.device) / num).float()
+        embedded = self._network.embed_times(times)
         whole = self._parts.sample
-        if whole is not None and commitment is None and x.shape[0] * x.shape[1] <= FEW_TOKENS:
+        is_small = x.shape[0] * x.shape[1] <= FEW_TOKENS
+        if whole is not None and commitment is None and self._weight == 1.0 and is_small:
             return whole(inputs, embedded)
         prefix = self._parts.prefix(*inputs[:-1])
         for step in range(num):
             time = embedded[step : step + 1]
             if commitment is None:
-                x = x - self._parts.velocity(x, time, prefix) / num
+                x = x - self._velocity(x, time, prefix) / num
             else:
                 x = x + self._guided(x, step / num, time, prefix, commitment) / num
         return x
 
+    def _velocity(self, x: Tensor, time: Tensor, prefix: Any) -> Tensor:
+        if self._weight == 1.0:
+            return self._parts.velocity(x, time, prefix)
+        none, positive = self._parts.velocity(torch.cat((x, x)), time, prefix).chunk(2)
+        return none + self._weight * (positive - none)
+
     def _guided(self, x: Tensor, t: float, time: Tensor, prefix: Any, commitment: Commitment) -> Tensor:
         """The velocity towards the actions: guidance counts time from noise to actions, and the network the other way."""
         return guided_velocity(
-            lambda x, _: -self._parts.velocity(x, time, prefix),
+            lambda x, _: -self._velocity(x, time, prefix),
             x,
             t,
             target=commitment.target,

@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 
 from dovetail.config.model import Config
 from dovetail.policies.components import ComponentConfig, NetworkPolicyConfig, TorchPolicyConfig
-from dovetail.policies.settings import GuidanceConfig, SteeringConfig
+from dovetail.policies.settings import AdvantageInputConfig, GuidanceConfig, PathNoiseConfig, SteeringConfig
 
 __all__ = [
     "MODEL",
@@ -19,6 +19,10 @@ __all__ = [
     "Pi05Config",
     "SmolVLAConfig",
     "UserModelConfig",
+    "ValuedPi0Config",
+    "ValuedPi05Config",
+    "ValuedSmolVLAConfig",
+    "ValuedVlaConfig",
     "VlaConfig",
 ]
 
@@ -29,7 +33,7 @@ class NewModelConfig(Config):
     """A small model with random weights, for `policy.new`."""
 
     size: Literal["tiny", "small"] = "tiny"
-    """`tiny`: about 1 million weights, for two cores. `small`: about 20 million, for a GPU. Images of 64 x 64 pixels."""
+    """`tiny`: 1.2 million weights, for two cores. `small`: about 20 million, for a GPU. Images of 64 x 64 pixels."""
     horizon: int = Field(default=8, ge=1, le=200)
     """Number of actions in a chunk."""
     seed: int = Field(default=0, ge=0)
@@ -47,7 +51,7 @@ class LoraConfig(Config):
     """Regular expression of the published names of the adapted layers. The default is all of text model and expert."""
 
 
-class VlaConfig(TorchPolicyConfig):
+class VlaConfig(TorchPolicyConfig, AdvantageInputConfig):
     BASIC: ClassVar[Collection[str]] = ("checkpoint", "images", "state", "device")
     preferred_image_size: ClassVar[int]  # the policy pads to a square by itself
 
@@ -110,6 +114,8 @@ class VlaConfig(TorchPolicyConfig):
             raise ValueError(
                 "name a folder with weights as `checkpoint`, or set `new` for a small model of random weights"
             )
+        if self.steering is not None and self.advantage_input:
+            raise ValueError("steering (algorithm dsrl) and advantage_input (algorithm recap) exclude each other")
         if self.cache_vision and self.train == "full" and not self.freeze_vision:
             raise ValueError(
                 "cache_vision needs a frozen vision tower: set freeze_vision, or train=expert or lora"
@@ -137,6 +143,33 @@ class SmolVLAConfig(VlaConfig):
     preferred_image_size: ClassVar[int] = 512  # SmolVLM2's
 
 
+class ValuedVlaConfig(VlaConfig):
+    """Settings of a VLA that PPO trains: the same as without values, and these."""
+
+    path_noise: PathNoiseConfig = PathNoiseConfig(one_step=True)
+    """How it explores. A deterministic chunk has no such noise."""
+    value_hidden: tuple[int, ...] = Field(default=(128, 128), min_length=1)
+    """Sizes of the value head's hidden layers. It reads the mean of the text model's tokens, and the state."""
+
+    @model_validator(mode="after")
+    def _check_steering(self) -> Self:
+        if self.steering is not None:
+            raise ValueError("steering is for algorithm dsrl, which freezes the model: remove it")
+        return self
+
+
+class ValuedPi0Config(ValuedVlaConfig, Pi0Config):
+    pass
+
+
+class ValuedPi05Config(ValuedVlaConfig, Pi05Config):
+    pass
+
+
+class ValuedSmolVLAConfig(ValuedVlaConfig, SmolVLAConfig):
+    pass
+
+
 class UserModelConfig(NetworkPolicyConfig):
     BASIC: ClassVar[Collection[str]] = ("model_class", "model_config", "checkpoint", "horizon")
 
@@ -157,6 +190,8 @@ class UserModelConfig(NetworkPolicyConfig):
     """Number of actions in a chunk. PPO needs 1."""
     language: bool = True
     """Give the model the task's prompt."""
+    loss_weights: dict[str, float] = Field(default_factory=dict)
+    """Weights of the losses that its `imitation_loss` returns by name. Losses that are not named have 1."""
     action_units: Literal["normalized", "robot"] = "normalized"
     """Units of the model's actions: from -1 to 1 between the robot's limits, or those of the robot."""
 

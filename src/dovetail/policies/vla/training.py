@@ -51,5 +51,5 @@ def flow_matching_loss(
     times = draw_times(len(actions), generator=generator, device=actions.device)
     noise = normal(tuple(inputs.noise.shape), generator=generator, device=actions.device)
     with network.run_layer.precision(actions.device):
-        errors = flow_matching_errors(network, inputs._replace(noise=noise), actions, times)
+        errors: Tensor = network(flow_matching_errors, network, inputs._replace(noise=noise), actions, times)
     return (errors * mask).sum() / mask.sum().clamp(min=1)

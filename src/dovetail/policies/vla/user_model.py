@@ -4,7 +4,7 @@
         def forward(self, observations, deterministic=False): ...     # actions [B, A] or chunks [B, H, A]
         def get_value(self, observations): ...                        # [B] or [B, 1]
         def evaluate_actions(self, observations, actions): ...        # log-density, entropy, and perhaps the value, [B] each
-        def imitation_loss(self, observations, actions, mask): ...    # a number
+        def imitation_loss(self, observations, actions, mask): ...    # a number, or several by name
 
 Only `forward` is required. `observations` is a TensorDict (see `observations`). As in EmbodiChain, a method may also return
 a TensorDict, with `action` or `action_chunk`, `sample_log_prob`, `entropy` and `value`; and `evaluate_actions` may take
@@ -16,15 +16,15 @@ from __future__ import annotations
 import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
-import torch
 from tensordict import TensorDict, TensorDictBase
 from torch import Tensor, nn
 
 from dovetail.core.errors import PluginError, UsageError
-from dovetail.core.own_modules import load_class
 from dovetail.core.specs import PolicySpec
+from dovetail.policies.own_networks import build_network, load_network_class
 from dovetail.policies.vla.observations import group_of
 
 __all__ = ["ModelClass", "Sampled", "UserModel"]
@@ -39,9 +39,7 @@ class ModelClass:
 
     @staticmethod
     def load(name: str) -> ModelClass:
-        found = load_class(name, what=f"policy.model_class '{name}'")
-        if not issubclass(found, nn.Module):
-            raise PluginError(f"policy.model_class '{name}' should be a subclass of torch.nn.Module")
+        found = load_network_class(name, setting="policy.model_class")
         if found.forward is nn.Module.forward:
             raise PluginError(f"policy.model_class '{name}' has no forward, which returns actions")
         return ModelClass(name, found)
@@ -51,34 +49,11 @@ class ModelClass:
 
     def build(self, options: Mapping[str, Any], spec: PolicySpec) -> UserModel:
         """Construct it with `options` and the sizes that it asks for."""
-        parameters = inspect.signature(self.type).parameters
-        arguments = dict(options)
-        for size, value in _sizes(spec).items():
-            if size not in parameters:
-                continue
-            if arguments.setdefault(size, value) != value:
-                raise UsageError(f"policy.model_config.{size} is {arguments[size]}, but the robot needs {value}")
-        try:
-            inspect.signature(self.type).bind(**arguments)
-        except TypeError as problem:
-            raise PluginError(
-                f"{self.name}: policy.model_config does not fit its constructor, {problem}. It takes "
-                f"{', '.join(parameters) or 'nothing'}"
-            ) from problem
-        try:
-            module = self.type(**arguments)
-        except Exception as problem:  # code of the user may raise anything
-            reason = " ".join(f"{type(problem).__name__}: {problem}".split())
-            raise PluginError(f"{self.name} cannot be constructed ({reason[:300]})") from problem
-        if any(parameter.dtype == torch.bfloat16 for parameter in module.parameters()):
-            raise PluginError(
-                f"{self.name} has bfloat16 parameters, which versions of weights cannot store. Construct it in float32; "
-                "learner.precision=bf16 computes in bfloat16"
-            )
+        module = build_network(self.type, options, _sizes(spec), name=self.name, setting="policy.model_config")
         return UserModel(module, name=self.name, spec=spec)
 
 
-def _sizes(spec: PolicySpec) -> dict[str, Any]:
+def _sizes(spec: PolicySpec) -> dict[str, int]:
     """Sizes that follow from the robot. A constructor gets those that it has parameters for."""
     low_dimensional = [key for key, array in spec.observation.items() if group_of(array) == "proprio"]
     return {
@@ -162,8 +137,26 @@ class UserModel(nn.Module):
         value = None if parts[2] is None else self._rows(parts[2], "evaluate_actions", len(actions))
         return log_prob, entropy, value
 
-    def imitation_loss(self, observations: TensorDict, actions: Tensor, mask: Tensor) -> Tensor:
+    def imitation_loss(
+        self,
+        observations: TensorDict,
+        actions: Tensor,
+        mask: Tensor,
+        *,
+        weights: Mapping[str, float] = MappingProxyType({}),
+    ) -> Tensor:
+        """One number, or the sum of several losses by name, multiplied by their `weights`. Without a weight: by 1."""
         found = self("imitation_loss", _shallow(observations), actions, mask)
+        if isinstance(found, Mapping):
+            if unknown := sorted(weights.keys() - found.keys()):
+                raise UsageError(
+                    f"policy.loss_weights names '{unknown[0]}', but {self._name}.imitation_loss returns {', '.join(found)}"
+                )
+            found = sum(weights.get(name, 1.0) * loss for name, loss in found.items())
+        elif weights:
+            raise UsageError(
+                f"policy.loss_weights needs losses by name, but {self._name}.imitation_loss returns one"
+            )
         if not isinstance(found, Tensor) or found.numel() != 1:
             raise self._wrong("imitation_loss", found, [()])
         return found.float().reshape(())

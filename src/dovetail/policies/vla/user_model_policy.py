@@ -161,7 +161,7 @@ class _TrainableVla(UserModelPolicy):
         self._set_training(not self._is_frozen(MODEL))
         with self._random_numbers(_draw_seed(generator)):
             if not self._class.missing(_LOSS):
-                return self._model.imitation_loss(features, actions, mask)
+                return self._model.imitation_loss(features, actions, mask, weights=self._config.loss_weights)
             log_prob, _, _ = self._model.evaluate(features, actions[:, 0])
         kept = mask[:, 0]
         return -torch.where(kept, log_prob, 0.0).sum() / kept.sum().clamp(min=1)

@@ -145,7 +145,11 @@ class Assembly:
         algorithm: Algorithm = self.config.algorithm.build(policy=policy, seed=self.config.run.seed)
         learner = self.config.learner
         set_up(
-            algorithm, name=self.config.algorithm.type, precision=learner.precision, accumulate=learner.accumulate
+            algorithm,
+            name=self.config.algorithm.type,
+            precision=learner.precision,
+            accumulate=learner.accumulate,
+            optimizers=learner.optimizers,
         )
         return algorithm
 
@@ -366,6 +370,10 @@ def build_assembly(
     if config.policy_server is not None and is_on_policy(config):
         raise UsageError(
             f"algorithm '{config.algorithm.type}' is on-policy and computes next to its worlds. Set policy_server=null"
+        )
+    if config.deploy is not None and is_on_policy(config):
+        raise UsageError(
+            f"algorithm '{config.algorithm.type}' is on-policy and acts with its newest weights. Set deploy=null"
         )
     torch.set_num_threads(1)  # more threads than cores would slow down every process
     workcell = build_workcell(

@@ -63,6 +63,7 @@ class RunLearner:
         self.published_at = -1  # number of updates of the newest published weights
         self.saved_at = -1  # the same of the newest checkpoint of this process
         self.num_saved = 0  # checkpoints of this process
+        self.kept_at = 0  # number of updates of the newest checkpoint that is kept
 
     # ---- learning
 
@@ -158,6 +159,19 @@ class RunLearner:
         self.saved_at = learner.num_updates
         self.num_saved += 1
         self._folder.event("checkpoint", env_steps=facts["env_steps"], updates=learner.num_updates)
+
+    def keep_if_due(self) -> None:
+        """Save a checkpoint that is kept, if `run.checkpoint_every_updates` divides the number of updates."""
+        learner, every = self.learner, self._config.run.checkpoint_every_updates
+        if (
+            learner is None
+            or every is None
+            or learner.num_updates in (0, self.kept_at)
+            or learner.num_updates % every
+        ):
+            return
+        self.kept_at = learner.num_updates
+        self.checkpoints.keep(learner.state_dict(), self._facts(), num_updates=learner.num_updates)
 
     def save_best(self, figure: Mapping[str, float], by: str) -> None:
         """Save the present state as the best. A process that was restarted has the same state in its last checkpoint.

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from dovetail.core.abilities import CachesFeatures
 from dovetail.core.prompts import PROMPT_BYTES
 from dovetail.core.specs import ArraySpec, PolicySpec
 from dovetail.core.streams import stream
@@ -44,10 +45,11 @@ class Collector:
         self._gamma, self._execution_horizon = rollouts.gamma, execution_horizon
         self.num_rollouts = num_rollouts  # so far
         spec = policy.spec
+        self._encoder = policy if isinstance(policy, CachesFeatures) and policy.feature_specs else None
         self._buffer = RolloutBuffer(
             num_envs=rollouts.num_envs,
             num_steps=rollouts.num_steps,
-            observation=policy_inputs(spec),
+            observation=policy_inputs(spec, {} if self._encoder is None else self._encoder.feature_specs),
             num_drawn=policy.num_drawn,
             horizon=spec.horizon,
         )
@@ -68,8 +70,9 @@ class Collector:
             before_tick()
             inputs = self._inputs
             chunk = self._policy.act(inputs, ActContext(seed=int(rng.integers(2**63))))
-            for rows, result in self._step(chunk):
-                self._take(t, rows, result)
+            results = self._step(chunk)
+            self._take(t, results)
+            for _, result in results:
                 for name, values in result.items():
                     if name.startswith("ended/"):
                         ended[name.removeprefix("ended/")].append(values)
@@ -91,7 +94,19 @@ class Collector:
         counts = [len(next(iter(reply.values()))) for reply in replies]
         ends = np.cumsum(counts).tolist()
         self._rows = [slice(end - count, end) for end, count in zip(ends, counts, strict=True)]
-        self._inputs = _joined(replies)
+        self._inputs = self._encoded(_joined(replies))
+
+    def _encoded(self, inputs: dict[str, Array]) -> dict[str, Array]:
+        """The inputs with features instead of images, if the policy's encoder is frozen: neither acting nor any epoch of an
+        update encodes an image again."""
+        if self._encoder is None:
+            return inputs
+        features = {}
+        for key in self._encoder.feature_specs.keys() & inputs.keys():
+            frames, shape = inputs[key], self._policy.spec.observation[key].shape
+            encoded = self._encoder.encode(key, frames.reshape(-1, *shape))
+            features[key] = encoded.reshape(*frames.shape[: frames.ndim - len(shape)], *encoded.shape[1:])
+        return {**inputs, **features}
 
     def _step(self, chunk: ActionChunk) -> list[tuple[slice, dict[str, Array]]]:
         """Let all worlds execute their part of these chunks."""
@@ -100,20 +115,27 @@ class Collector:
         message = {"do": "step", "gamma": self._gamma, "version": chunk.policy_version}
         parts = [{name: values[rows] for name, values in arrays.items()} for rows in self._rows]
         replies = self._ask(message, parts)
-        self._inputs = _joined(replies)
+        self._inputs = self._encoded(_joined(replies))
         return list(zip(self._rows, replies, strict=True))
 
-    def _take(self, t: int, rows: slice, result: Mapping[str, Array]) -> None:
-        self._buffer.add_result(
-            t,
-            rows,
-            reward=result["reward"],
-            num_executed=result["num_executed"],
-            terminated=result["terminated"],
-        )
-        for row, n in enumerate(result["final_at"]):
-            last = {name.removeprefix("final/"): v[row] for name, v in result.items() if name.startswith("final/")}
-            self._buffer.add_truncation(rows.start + int(n), t, last)
+    def _take(self, t: int, results: Sequence[tuple[slice, Mapping[str, Array]]]) -> None:
+        """Store what followed in all worlds."""
+        for rows, result in results:
+            self._buffer.add_result(
+                t,
+                rows,
+                reward=result["reward"],
+                num_executed=result["num_executed"],
+                terminated=result["terminated"],
+            )
+        truncated = [(rows.start, result) for rows, result in results if len(result["final_at"])]
+        if not truncated:
+            return
+        # encoded together, because the batch size changes the rounding: rollouts must not depend on the processes
+        finals = self._encoded(_joined([result for _, result in truncated], "final"))
+        worlds = [first + int(n) for first, result in truncated for n in result["final_at"]]
+        for row, n in enumerate(worlds):
+            self._buffer.add_truncation(n, t, {key: values[row] for key, values in finals.items()})
 
     def _recorded(self, chunk: ActionChunk) -> dict[str, Array]:
         """What episodes record of a choice: everything of a single action, only numbers of a chunk."""
@@ -131,10 +153,10 @@ class Collector:
         return [source.reply() for source in self._sources]
 
 
-def policy_inputs(spec: PolicySpec) -> dict[str, ArraySpec]:
-    """The arrays that a policy reads, per row: histories with their masks, and the prompt."""
+def policy_inputs(spec: PolicySpec, features: Mapping[str, ArraySpec]) -> dict[str, ArraySpec]:
+    """The arrays that a policy reads, per row: histories with their masks, and the prompt. `features` replace images."""
     inputs: dict[str, ArraySpec] = {}
-    for key, array in spec.observation.items():
+    for key, array in {**spec.observation, **features}.items():
         if ticks := spec.history.get(key):
             inputs[key] = ArraySpec(shape=(ticks, *array.shape), dtype=array.dtype)
             inputs[f"{key}/mask"] = ArraySpec(shape=(ticks,), dtype="bool")
@@ -145,10 +167,10 @@ def policy_inputs(spec: PolicySpec) -> dict[str, ArraySpec]:
     return inputs
 
 
-def _joined(replies: Sequence[Mapping[str, Array]]) -> dict[str, Array]:
-    """The inputs of all worlds."""
-    names = [name for name in replies[0] if name.startswith("observation/")]
+def _joined(replies: Sequence[Mapping[str, Array]], kind: str = "observation") -> dict[str, Array]:
+    """The inputs of all worlds, or with `final` the last ones of truncated episodes."""
+    names = [name for name in replies[0] if name.startswith(f"{kind}/")]
     return {
-        name.removeprefix("observation/"): stack_rows([row for reply in replies for row in reply[name]])
+        name.removeprefix(f"{kind}/"): stack_rows([row for reply in replies for row in reply[name]])
         for name in names
     }

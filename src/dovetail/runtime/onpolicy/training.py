@@ -218,11 +218,13 @@ def check_on_policy(config: RunConfig, *, has_demos: bool = False) -> None:
         )
     if config.labeling.hide_success:
         raise UsageError("on-policy learning uses the task's own reward: set labeling.hide_success=false")
-    if config.learner.ranks > 1 and config.runtime == "ray":
-        raise UsageError(
-            f"learner.ranks of {config.algorithm.type} needs runtime=inline. Set it, or set learner.ranks=1"
-        )
     learner, algorithm = config.learner, config.algorithm.config
+    given_gpus = config.cluster.learner.num_gpus
+    if config.runtime == "ray" and 0 < given_gpus < learner.ranks:  # its ranks are processes of one role
+        raise UsageError(
+            f"learner.ranks={learner.ranks} of {config.algorithm.type} needs as many GPUs, but cluster.learner.num_gpus is "
+            f"{given_gpus:g}. Set it to {learner.ranks}"
+        )
     normalizes = isinstance(algorithm, ConfiguresNormalization) and algorithm.normalize
     if (has_demos or config.run.demos) and learner.bc_updates and learner.start_from == "cloning" and normalizes:
         raise UsageError(

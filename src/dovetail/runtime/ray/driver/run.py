@@ -83,6 +83,7 @@ class RayRuntime:
         self._published_s = 0.0
         self._pending_status: Any = None  # reference of the store's status
         self._num_saved = 0
+        self._put: dict[int, Any] = {}  # references of weights in Ray's memory by version
 
     def start(self) -> None:
         self.status.begin("starting Ray", 1)
@@ -120,10 +121,15 @@ class RayRuntime:
     # ---- episodes
 
     def run_episodes(
-        self, purpose: Purpose, wanted: Mapping[ArmGroup, range], weights: WeightSnapshot | None
+        self,
+        purpose: Purpose,
+        wanted: Mapping[ArmGroup, range],
+        weights: WeightSnapshot | None,
+        *,
+        new_actor: bool = True,
     ) -> dict[ArmGroup, list[EpisodeResult]]:
-        """Each group's episodes run on whichever of its arms is free."""
-        supervisor, kept = self._supervisor, ray.put(weights)
+        """Each group's episodes run on whichever of its arms is free. An arm keeps its actor."""
+        supervisor, kept = self._supervisor, self._in_memory(weights)
         group_of = {name: group for group in wanted for name in group}
         todo = {group: list(indices)[::-1] for group, indices in wanted.items()}
         running: dict[Any, tuple[int, str]] = {}
@@ -159,6 +165,15 @@ class RayRuntime:
         if purpose is Purpose.DEMO:
             self._wait_until_processed(_PROCESS_S)
         return {group: [of[index] for index in wanted[group]] for group, of in done.items()}
+
+    def _in_memory(self, weights: WeightSnapshot | None) -> Any:
+        """The reference of weights for the arms. The last two are kept: a comparison plays them in turns."""
+        if weights is None:
+            return ray.put(None)
+        if weights.version not in self._put:
+            self._put = dict([*self._put.items()][-1:])
+            self._put[weights.version] = ray.put(weights)
+        return self._put[weights.version]
 
     def _result(
         self, reference: Any, purpose: Purpose, index: int, name: str, *, num_episodes: int
@@ -290,6 +305,9 @@ class RayRuntime:
         if learning is not None:
             self._start_learning(*learning)
         supervisor.online = True
+
+    def serve_pinned(self) -> None:
+        self._call(self._supervisor.learner.publish_again.remote)
 
     def save_best(self, figure: Mapping[str, float], by: str) -> None:
         learner = self._supervisor.learner

@@ -241,12 +241,14 @@ class LearnerRole(Role):
     def _warm_up_a_while(self, learner: Learner) -> None:
         num_updates = self._num_warmup_updates
         with self.working("warming up"), report_skipped_updates(self._folder, learner):
-            self._metrics = dict(learner.warm_up(min(num_updates, learner.num_warmup_updates + 20)))
+            done = min(num_updates, learner.num_warmup_updates + 20)
+            self._metrics = dict(learner.warm_up(done, on_update=self._run_learner.keep_if_due))
         self._progress = (learner.num_warmup_updates, num_updates)
         if learner.num_warmup_updates >= num_updates:
             self._save()
 
     def _on_update(self, learner: Learner) -> None:
+        self._run_learner.keep_if_due()
         if self._config.learner.publish_every is not None and self._run_learner.is_due(learner):
             self._run_learner.publish()
         if time.monotonic() - self._reported_s > _REPORT_S:

@@ -1,7 +1,7 @@
 """On-policy learning on Ray: one role runs the whole run inline, because it collects its rollouts itself.
 
-Its collectors are its own processes. Ray restarts a killed role, which continues from the last checkpoint, as
-`dovetail run --resume` would.
+Its collectors and its other ranks are its own processes. Ray restarts a killed role, which continues from the last
+checkpoint, as `dovetail run --resume` would.
 """
 
 from __future__ import annotations

@@ -388,8 +388,8 @@ class RobotRole(Role):
                 time.sleep(0.01)
                 continue
             self._newest = snapshot
-            if local is not None and snapshot.version > max(local.versions(), default=0):
+            if local is not None:  # an older version comes after a roll-back, or if it is pinned
                 with contextlib.suppress(
                     StoreError
                 ):  # a full disk: the arm keeps its weights until a later version
-                    local.publish(snapshot.components, version=snapshot.version)
+                    local.serve_only(snapshot)

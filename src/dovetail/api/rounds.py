@@ -1,0 +1,139 @@
+"""What follows a round of a run with `run.distill_every`: distill it, let the gate decide, and name the run that goes on."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from dovetail.api.deployment import deploy, deployment_of
+from dovetail.api.distillation import LINEAGE, prepare_distillation
+from dovetail.api.names import check_name
+from dovetail.config.deploy import DeployConfig
+from dovetail.core.errors import Interrupted, UsageError
+from dovetail.core.sequential_test import Answer
+from dovetail.runs.folder import RunFolder
+from dovetail.runs.rounds import Distillation, Rounds
+from dovetail.weights.store import DiskWeightStore
+
+__all__ = ["next_round"]
+
+Announce = Callable[[str], None]
+
+
+def next_round(
+    folder: RunFolder,
+    *,
+    should_stop: Callable[[], bool] = lambda: False,
+    announce: Announce = lambda line: None,
+) -> Path | None:
+    """Make the distillation that is due in an unlocked run; return the run that goes on. None: all rounds are over.
+
+    A killed process repeats what it had not finished: training continues, and a comparison begins again.
+    """
+    rounds = Rounds(folder)
+    if rounds.successor is not None:
+        return folder.path.parent / check_name(rounds.successor)
+    env_steps, has_ended = rounds.due_steps, rounds.has_ended
+    if env_steps is None:
+        return None
+    number = _lineage(folder).get("num_distilled", 0) + len(rounds.made) + 1
+    base = _distilled(folder, f"{_stem(folder)}-base-{number}", should_stop, announce)
+    answer = _decided(folder, base, should_stop)
+    announce(f"{base.path.name} is '{answer}'" + (": deployed" if answer == Answer.NOT_WORSE else ": rejected"))
+    successor = None
+    if answer == Answer.NOT_WORSE and not has_ended:
+        successor = _successor(folder, base, env_steps=env_steps, num_distilled=number)
+    rounds.record(
+        Distillation(
+            env_steps=env_steps,
+            base=base.path.name,
+            answer=answer,
+            successor=None if successor is None else successor.path.name,
+        )
+    )
+    if successor is not None:
+        return successor.path
+    return None if has_ended else folder.path
+
+
+def _distilled(folder: RunFolder, name: str, should_stop: Callable[[], bool], announce: Announce) -> RunFolder:
+    """The new base, trained. One that a killed process began is completed."""
+    from dovetail.api.launch import train
+
+    run, path = folder.config.run, folder.path.parent / name
+    if path.exists() and not (path / LINEAGE).exists():
+        shutil.rmtree(path)  # its demonstrations are not complete
+    if not path.exists():
+        announce(f"distilling {folder.path.name} into {name}")
+        prepare_distillation(
+            folder.path, _into(folder), name=name, num_updates=run.distill_updates, runs_dir=folder.path.parent
+        )
+    train(resume=path, runs_dir=folder.path.parent, evaluate=False, should_stop=should_stop)
+    return RunFolder.open(path)
+
+
+def _into(folder: RunFolder) -> str | Path:
+    """What is fine-tuned: the base of this run, or in the first round what the config names."""
+    base: dict[str, Any] = getattr(folder.config.policy.config, "base", {})
+    named = folder.config.run.distill_into
+    if named is not None and not _lineage(folder):
+        return named
+    return Path(base["run"]).expanduser()
+
+
+def _decided(folder: RunFolder, base: RunFolder, should_stop: Callable[[], bool]) -> str:
+    """The answer of the gate; the run that is over has the decision in its `deployment.json`."""
+    if deployment_of(folder.path).deployed.weights.startswith(f"{base.weights}/"):
+        return Answer.NOT_WORSE  # decided before a kill
+    gate = folder.config.deploy or DeployConfig()
+    try:
+        decision = deploy(
+            folder.path,
+            base.path,
+            num_episodes=gate.max_pairs,
+            margin=gate.margin,
+            runs_dir=folder.path.parent,
+            should_stop=should_stop,
+        )
+    except UsageError:
+        if should_stop():
+            raise Interrupted from None
+        raise
+    return decision.comparison.answer
+
+
+def _successor(folder: RunFolder, base: RunFolder, *, env_steps: int, num_distilled: int) -> RunFolder:
+    """A run like this one, with the new base and the rest of the budget. Its residual starts from zero."""
+    config, round_number = folder.config, int(_lineage(folder).get("round", 1)) + 1
+    policy = config.policy.to_plain() | {"base": {"run": str(base.path)}}
+    left = config.run.env_steps - env_steps
+    changed = config.model_dump(mode="json") | {"policy": policy}
+    changed["run"]["env_steps"] = left
+    path = folder.path.parent / f"{_stem(folder)}-round-{round_number}"
+    if path.exists():
+        if (path / LINEAGE).exists():
+            return RunFolder.open(path)
+        shutil.rmtree(path)
+    made = RunFolder.create(path, type(config).from_mapping(changed))
+    lineage = {
+        "run": str(folder.path),
+        "config_hash": folder.config_hash,
+        "base": str(base.path),
+        "base_version": max(DiskWeightStore(base.weights).versions(), default=None),
+        "round": round_number,
+        "num_distilled": num_distilled,
+    }
+    made.event("round", **lineage)
+    made.write_json(LINEAGE, lineage)
+    return made
+
+
+def _lineage(folder: RunFolder) -> dict[str, Any]:
+    return folder.read_json(LINEAGE) or {}
+
+
+def _stem(folder: RunFolder) -> str:
+    return re.sub(r"-round-\d+$", "", folder.path.name)
