@@ -13,10 +13,10 @@ import torch
 
 from benchmarks.__main__ import main as benchmarks_main
 from benchmarks.registry import BENCHMARKS
-from dovetail.bench import vla
 from dovetail.bench._control_loops import plain_loop
 from dovetail.bench.registry import BENCHES, Entry, load_bench
 from dovetail.bench.rows import Row, at_least, at_most
+from dovetail.bench.vla import cpu, models, robots
 from dovetail.cli import _bench
 from dovetail.cli.main import main
 
@@ -78,7 +78,7 @@ def test_plain_loop_counts_its_ticks() -> None:
 
 
 def test_vla_on_a_cpu_compares_a_tiny_model_with_stock_transformers() -> None:
-    rows = {row.name: row for row in vla.network_rows(num=3)}
+    rows = {row.name: row for row in cpu.network_rows(num=3)}
     assert rows["CPU, tiny pi0: ours, eager"].value > 0.0
     assert rows["CPU, tiny smolvla: ours, eager"].value > 0.0
     assert rows["CPU, tiny pi0: ours against stock: difference of actions"].value < 1e-3  # percent
@@ -101,7 +101,7 @@ def test_vla_train_on_a_cpu_steps_a_tiny_model_and_stock(monkeypatch: pytest.Mon
 
 def test_vla_without_transformers_keeps_its_own_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "transformers", None)
-    names = [row.name for row in vla.network_rows(num=3)]
+    names = [row.name for row in cpu.network_rows(num=3)]
     assert names[2].startswith("stock transformers skipped: ")
     del names[2]
     assert names == [f"CPU, tiny {name}: ours, eager" for name in ("pi05", "smolvla", "pi0")]
@@ -109,7 +109,7 @@ def test_vla_without_transformers_keeps_its_own_rows(monkeypatch: pytest.MonkeyP
 
 @pytest.mark.extended
 def test_vla_through_the_inference_process_gives_the_actions_of_the_policy() -> None:
-    rows = {row.name.removeprefix("CPU, tiny pi0: "): row for row in vla.shared_memory_rows(num=3)}
+    rows = {row.name.removeprefix("CPU, tiny pi0: "): row for row in cpu.shared_memory_rows(num=3)}
     through = "images of 56 x 56 in shared memory to actions in shared memory"
     call = rows["policy call in one process, arrays to arrays"]
     assert rows[f"{through}: difference of actions"].value == 0.0
@@ -123,7 +123,7 @@ def test_vla_imports_no_simulator_no_ray_and_no_video() -> None:
         "import sys\n"
         "for name in ('mujoco', 'ray', 'av', 'pyarrow', 'nicegui', 'tensorboard', 'transformers'):\n"
         "    sys.modules[name] = None\n"
-        "import dovetail.bench.vla, dovetail.bench._vla_inference, dovetail.robot_host.inference_process"
+        "import dovetail.bench.vla.chunks, dovetail.bench.vla._inference, dovetail.robot_host.inference_process"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
 
@@ -131,13 +131,13 @@ def test_vla_imports_no_simulator_no_ray_and_no_video() -> None:
 @pytest.mark.extended
 def test_vla_takes_all_its_weights_while_it_acts() -> None:
     """A tiny pi0 on a CPU. Whether no tick is lost depends on the machine's load, so this test does not say it."""
-    from dovetail.bench._vla_weights import taken_while_acting
+    from dovetail.bench.vla._weights import taken_while_acting
 
-    network = vla.make_network(vla.TINY, device=torch.device("cpu"), dtype=torch.float32)
+    network = models.make_network(models.TINY, device=torch.device("cpu"), dtype=torch.float32)
     found = taken_while_acting(network, device="cpu", seconds=6.0, num_versions=2)
     num_bytes = 4 * sum(parameter.numel() for parameter in network.parameters())
     assert found["version_gb"] == pytest.approx(num_bytes / 1e9, rel=0.02)
     assert 1 <= found["weights_swaps"] <= 2
-    rows = {row.name.partition(": ")[2]: row for row in vla.new_weight_rows(found)}
+    rows = {row.name.partition(": ")[2]: row for row in robots.new_weight_rows(found)}
     assert rows["versions taken"].value == found["weights_swaps"]
     assert rows["longest load"].value > 0.0 and found["ticks"] == 300

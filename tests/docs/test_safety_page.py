@@ -2,7 +2,7 @@
 
 import re
 
-from dovetail.bench._stop_matrix import LAYOUTS, MISSING, PLACES
+from dovetail.bench.stop._matrix import LAYOUTS, MISSING, PLACES
 from support.docs_pages import ROOT
 
 PAGE = (ROOT / "docs" / "safety.md").read_text()

@@ -2,8 +2,8 @@
 
 import pytest
 
-from dovetail.bench._stop_matrix import Case, cases, pairwise, system_order
-from dovetail.bench._stop_pool import SystemPool
+from dovetail.bench.stop._matrix import Case, cases, pairwise, system_order
+from dovetail.bench.stop._pool import SystemPool
 
 BOUND_MS = 1000.0  # generous: other work runs beside the tests. `dovetail bench stop` measures.
 

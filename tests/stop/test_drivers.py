@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
-from dovetail.bench._stop_system import wait_for
+from dovetail.bench.stop._system import wait_for
 from dovetail.emulators.emulator import EmulatorProcess
 from dovetail.emulators.remote.emulator import RemoteEmulator, RemoteEmulatorConfig
 from dovetail.live.run_stop import Kind, RunStop

@@ -2,7 +2,7 @@
 
 import itertools
 
-from dovetail.bench._stop_matrix import ARMS, LAYOUTS, PLACES, SOURCES, Case, cases, impossible, pairwise
+from dovetail.bench.stop._matrix import ARMS, LAYOUTS, PLACES, SOURCES, Case, cases, impossible, pairwise
 
 
 def values(case):

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from dovetail.bench._stop_console import Console
+from dovetail.bench.stop._console import Console
 from dovetail.episodes.log import EpisodeLog
 from dovetail.testing.input_devices import EmulatedGamepad, EmulatedPedal
 from dovetail.testing.socket_arm_process import ArmProcess

@@ -19,7 +19,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from dovetail.bench._stop_console import Console
+from dovetail.bench.stop._console import Console
 from dovetail.live.run_stop import Kind, NotRunning, RunStop
 from dovetail.testing.input_devices import EmulatedGamepad, EmulatedPedal
 from dovetail.testing.socket_arm_process import ArmProcess
@@ -351,7 +351,7 @@ class Presses:
             self._devices[source].stop()
             return
         if source == "console":
-            post = f"from dovetail.bench._stop_console import Console; Console({self._console.address!r}, "
+            post = f"from dovetail.bench.stop._console import Console; Console({self._console.address!r}, "
             command = [*self._prefix, sys.executable, "-c", f"{post}{self._console.token!r}).post('emergency')"]
         else:
             command = [*self._prefix, sys.executable, "-m", "dovetail.cli", "stop", str(self._run.path)]

@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 
-from dovetail.bench._vla_stock import stock_config
-from dovetail.policies.vla.sizes import GemmaSizes, Pi0Sizes, VisionSizes
+from dovetail.bench.vla._stock import stock_config
+from dovetail.policies.vla.networks.sizes import GemmaSizes, Pi0Sizes, VisionSizes
 
 SIZES = Pi0Sizes(
     vision=VisionSizes(width=32, num_layers=2, num_heads=2, mlp_width=48, image_size=28, patch_size=14),

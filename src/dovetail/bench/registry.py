@@ -35,7 +35,7 @@ BENCHES: Mapping[str, Entry] = MappingProxyType(
             "dovetail.bench.takeover", "delay from an operator's message to the arm, in both layouts"
         ),
         "stop": Entry(
-            "dovetail.bench.stop", "time from STOP to the arm, from every source, wherever a run is stuck"
+            "dovetail.bench.stop.bench", "time from STOP to the arm, from every source, wherever a run is stuck"
         ),
         "robots_drivers": Entry(
             "dovetail.bench.robots", "latency and jitter of each driver, late ticks at 50 Hz under load"
@@ -46,17 +46,17 @@ BENCHES: Mapping[str, Entry] = MappingProxyType(
         "replay": Entry("dovetail.bench.replay", "batches of images per second, against memcpy"),
         "images": Entry("dovetail.bench.images", "size, quality and speed of the codecs for recorded images"),
         "vla": Entry(
-            "dovetail.bench.vla",
+            "dovetail.bench.vla.chunks",
             "time of a chunk of pi0 (next to stock transformers), pi05 and smolvla; full size on a GPU",
         ),
         "vla_train": Entry(
-            "dovetail.bench.vla_train",
+            "dovetail.bench.vla.train",
             "time and memory of a training step of pi0, next to stock transformers; full size on a GPU",
         ),
         "vla_ppo": Entry(
-            "dovetail.bench.vla_ppo", "PPO of a small VLA: collecting and learning in turn and at the same time"
+            "dovetail.bench.vla.ppo", "PPO of a small VLA: collecting and learning in turn and at the same time"
         ),
-        "vla_act": Entry("dovetail.bench.vla_act", "time of a chunk of ACT; published size on a GPU"),
+        "vla_act": Entry("dovetail.bench.vla.act", "time of a chunk of ACT; published size on a GPU"),
         "serve": Entry(
             "dovetail.bench.serve", "overhead and throughput of a policy server with openpi's protocol"
         ),

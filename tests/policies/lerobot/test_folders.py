@@ -65,14 +65,6 @@ def refused(folder, message, case="act_environment", **more):
         ({"n_encoder_layers": 1}, r"component 'actor' has unexpected encoder\.layers\.1"),
         ({"output_features": {}}, "has no output 'action'"),
         ({"normalization_mapping": {"STATE": "MEAN_STD"}}, "no normalization of ACTION"),
-        (
-            {"normalization_mapping": {"STATE": "LOG", "ACTION": "MEAN_STD"}},
-            "has normalization 'LOG', which is unknown here",
-        ),
-        (
-            {"normalization_mapping": {"STATE": "QUANTILES", "ACTION": "MEAN_STD"}},
-            "have no 'q01', which QUANTILES needs",
-        ),
     ],
 )
 def test_option_that_could_change_the_network_is_refused(folder, options, message):
@@ -124,6 +116,40 @@ def test_processor_step_that_is_unknown_or_imports_code_is_refused(folder):
     ):
         change(folder, "policy_preprocessor.json", steps=[step])
         refused(folder, message)
+
+
+def normalize(folder, name, **modes):
+    """Change the modes of one of the processors."""
+    steps = json.loads((folder / name).read_text())["steps"]
+    for step in steps:
+        if "normalizer" in step["registry_name"]:
+            step["config"]["norm_map"] |= modes
+    change(folder, name, steps=steps)
+
+
+@pytest.mark.parametrize(
+    ("mode", "message"),
+    [
+        ("LOG", "has normalization 'LOG', which is unknown here"),
+        ("QUANTILES", "have no 'q01', which QUANTILES needs"),
+    ],
+)
+def test_normalization_that_is_unknown_or_lacks_statistics_is_refused(folder, mode, message):
+    normalize(folder, "policy_preprocessor.json", STATE=mode)
+    refused(folder, message)
+
+
+def test_processors_decide_the_mode_whatever_the_config_says(folder):
+    before = load_policy("act_environment", folder).weights()["normalizer"]
+    change(folder, normalization_mapping={"STATE": "IDENTITY", "ACTION": "IDENTITY", "ENV": "IDENTITY"})
+    after = load_policy("act_environment", folder).weights()["normalizer"]
+    assert all(np.array_equal(before[key], after[key]) for key in before)
+    normalize(folder, "policy_postprocessor.json", ACTION="IDENTITY")
+    changed = load_policy("act_environment", folder).weights()["normalizer"]
+    assert not np.array_equal(changed["std/action"], after["std/action"])
+    assert np.array_equal(changed["std/action"], np.ones(3)) and np.array_equal(
+        changed["mean/action"], np.zeros(3)
+    )
 
 
 def test_statistics_file_outside_the_folder_is_refused(folder):

@@ -13,10 +13,10 @@ if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
 pytest.importorskip("triton")
 
-from dovetail.bench.vla import make_inputs, make_network
-from dovetail.policies.vla.fast import fast_parts
+from dovetail.bench.vla.models import make_inputs, make_network
+from dovetail.policies.vla.fast.parts import fast_parts
+from dovetail.policies.vla.networks.sizes import GemmaSizes, Pi0Sizes, Pi05Sizes, VisionSizes
 from dovetail.policies.vla.sampler import Commitment, Sampler
-from dovetail.policies.vla.sizes import GemmaSizes, Pi0Sizes, Pi05Sizes, VisionSizes
 
 IS_GPU = torch.cuda.is_available()
 DEVICE = torch.device("cuda" if IS_GPU else "cpu")

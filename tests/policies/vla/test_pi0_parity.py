@@ -8,12 +8,13 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from dovetail.bench._vla_stock import stock_config
+from dovetail.bench.vla._stock import stock_config
 from dovetail.policies.checkpoints.weight_files import WeightFiles
 from dovetail.policies.vla.checkpoints.load import load_network
 from dovetail.policies.vla.checkpoints.transformers_folder import sizes_of, transformers_layout
 from dovetail.policies.vla.families.pi0 import PI0
 from dovetail.policies.vla.sampler import Commitment, Inputs, Parts, Sampler
+from dovetail.policies.vla.training import flow_matching_errors
 from support.tiny_pi0 import SIZES, reference_model, to_bfloat16
 
 CPU = torch.device("cpu")
@@ -104,6 +105,19 @@ def test_several_key_heads_equal_transformers(tmp_path):
     inputs = make_inputs(sizes)
     ours = sample(load(tmp_path, sizes), inputs)
     torch.testing.assert_close(ours, reference_actions(model, inputs, sizes), atol=1e-5, rtol=1e-5)
+
+
+def test_other_widths_of_state_and_actions_equal_transformers(tmp_path):
+    """transformers' processor would pad the actions to the state's width."""
+    sizes = replace(SIZES, state_size=20, action_size=12)
+    model = reference_model(sizes)
+    save_file(model.state_dict(), tmp_path / "model.safetensors")
+    inputs, network = make_inputs(sizes), load(tmp_path, sizes)
+    torch.testing.assert_close(
+        sample(network, inputs), reference_actions(model, inputs, sizes), atol=1e-5, rtol=1e-5
+    )
+    errors = flow_matching_errors(network, inputs, torch.zeros(2, 5, 7), torch.tensor([0.2, 0.9]))
+    assert errors.shape == (2, 5, 7)
 
 
 def test_velocity_with_gradients_equals_the_one_in_place(folder):

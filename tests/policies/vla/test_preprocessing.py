@@ -97,6 +97,14 @@ def test_prompt_is_bos_text_newline_padded_right(tokenizer_folder):
     assert mask.tolist() == [True] * 5 + [False] * 3
 
 
+def test_tokens_of_a_prompt_are_computed_once(tokenizer_folder):
+    known = tokenizer(tokenizer_folder)
+    first = known.encode("push cube\n")
+    assert known.encode("push cube\n") is first
+    assert known.encode("push the cube\n") is not first
+    assert (known.encode.cache_info().misses, known.encode.cache_info().hits) == (2, 1)
+
+
 def test_prompt_with_a_newline_gets_no_second_one(tokenizer_folder):
     assert encode(tokenizer_folder, "push\n")[0].tolist() == [2, 6, 4, 0, 0, 0, 0, 0]
 

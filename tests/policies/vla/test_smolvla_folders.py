@@ -161,16 +161,27 @@ def test_layers_that_attend_in_another_order_have_other_shapes(folder):
         ({"resize_imgs_with_padding": [512, 512]}, r"resizes images to \[512, 512\].*weights take 64 x 64"),
         ({"resize_imgs_with_padding": None}, "resizes images to None"),
         ({"num_vlm_layers": 16}, "has 4 text layers, but config.json has num_vlm_layers=16"),
-        (
-            {"normalization_mapping": {"VISUAL": "MEAN_STD"}},
-            "normalizes images by MEAN_STD, which smolvla does not",
-        ),
         ({"chunk_size": "many"}, "incomplete or contradicts itself"),
     ],
 )
 def test_settings_that_are_unknown_or_contradict_the_weights_are_refused(folder, change, message):
     edit_json(folder / "config.json", **change)
     with pytest.raises((UsageError, CheckpointError), match=message):
+        open_checkpoint(folder, SMOLVLA)
+
+
+@pytest.mark.parametrize("has_processors", [True, False])
+def test_images_that_are_normalized_are_refused(folder, has_processors):
+    path = folder / "policy_preprocessor.json"
+    steps = json.loads(path.read_text())["steps"]
+    for step in steps:
+        if step["registry_name"] == "normalizer_processor":
+            step["config"]["norm_map"]["VISUAL"] = "MEAN_STD"
+    edit_json(path, steps=steps)
+    if not has_processors:
+        edit_json(folder / "config.json", normalization_mapping={"VISUAL": "MEAN_STD"})
+        path.unlink()
+    with pytest.raises(UsageError, match="normalizes images by MEAN_STD, which smolvla does not"):
         open_checkpoint(folder, SMOLVLA)
 
 

@@ -13,10 +13,10 @@ from torch.nn import functional
 from dovetail.policies.vla.checkpoints.folder import open_checkpoint
 from dovetail.policies.vla.families.smolvla import SMOLVLA
 from dovetail.policies.vla.images import prepare_images_in_corner
+from dovetail.policies.vla.networks.sizes import SmolVLASizes, VisionSizes
+from dovetail.policies.vla.networks.smolvla import SmolVLANetwork
+from dovetail.policies.vla.networks.transformers import VisionTower
 from dovetail.policies.vla.sampler import Commitment, Inputs, Parts, Sampler
-from dovetail.policies.vla.sizes import SmolVLASizes, VisionSizes
-from dovetail.policies.vla.smolvla_network import SmolVLANetwork
-from dovetail.policies.vla.transformers import VisionTower
 from support.hashed_numbers import hashed, hashed_frames
 from support.smolvla_folders import RECORDED, write_smolvla
 

@@ -8,15 +8,22 @@ LeRobot's folders
 - a base folder without statistics is refused for acting, and one with statistics of another robot
 - older folders keep statistics inside the weights, filled with infinity until they are known
 - modes and empty ranges, epsilon in one direction only: test_preprocessing, test_recorded_lerobot
+- the processors decide the mode, whatever the config says
+- the time of training is 1 at the noise, with Beta(1.5, 1): test_training
 - padding before 2x - 1, so borders are -1; bilinear, not bicubic: test_preprocessing
 - absent cameras follow the present ones, whatever their place: test_recorded_lerobot
-- relative actions except excluded joints: test_recorded_lerobot
+- smolvla: black on the left and on top: test_lerobot_preprocessing; absent cameras only up to `empty_cameras`:
+  test_smolvla_policy; padding to the longest prompt or to 48 tokens: test_smolvla_parity; every second layer attends across:
+  test_smolvla_folders
+- relative actions except excluded joints: test_recorded_lerobot; axes in another order: test_axis_names
 - pi05: the state is text in 256 bins, also below -1 and above 1; the task is cleaned; 200 tokens
 - pi05 of LeRobot 0.4 had the state in the prompt padded to 32 values, and the folder does not say it
 - times are embedded in float64, in transformers in float32: test_recorded_lerobot, test_pi0_parity
 
 transformers' folders
 - LIBERO's statistics are its defaults and are never used: test_checkpoints
+- it resizes bicubically: test_preprocessing; it pads actions to the state's width: test_pi0_parity, other widths
+- it does not find keys with `model.` in front: test_checkpoints, every layout
 - its prompts are padded to 48 tokens with images counted, so lengths vary: ours is fixed, whatever the cameras
 - it has no pi05
 
@@ -198,6 +205,21 @@ def test_unknown_processor_steps_and_steps_of_another_family_are_refused(folder)
     edit_json(path, steps=[*steps, {"class": "os.system", "config": {}}])
     with pytest.raises(UsageError, match=r"class 'os\.system', which would import code"):
         open_checkpoint(folder)
+
+
+def test_processors_decide_the_mode_whatever_the_config_says(folder):
+    assert {open_checkpoint(folder).state.mode, open_checkpoint(folder).action.mode} == {"QUANTILES"}
+    for name in ("policy_preprocessor.json", "policy_postprocessor.json"):
+        steps = json.loads((folder / name).read_text())["steps"]
+        for step in steps:
+            if "normalizer" in step["registry_name"]:
+                step["config"]["norm_map"] |= {"STATE": "MIN_MAX", "ACTION": "MEAN_STD"}
+        edit_json(folder / name, steps=steps)
+    found = open_checkpoint(folder)
+    low, high = (statistics()["observation.state"][stat] for stat in ("min", "max"))
+    np.testing.assert_allclose(found.state.apply(np.stack((low, high))), [[-1.0] * 5, [1.0] * 5], atol=1e-5)
+    mean, std = (statistics()["action"][stat] for stat in ("mean", "std"))
+    np.testing.assert_allclose(found.action.revert(np.full(4, 2.0, np.float32)), mean + 2.0 * std, rtol=1e-6)
 
 
 def test_folder_of_another_family_is_refused_by_config_and_by_weights(folder, tmp_path):

@@ -10,8 +10,8 @@ import torch
 from dovetail.config.load import load
 from dovetail.core.frozen_base import referenced_base
 from dovetail.policies.vla.families.pi0 import PI0
+from dovetail.policies.vla.networks.transformers import VisionTower
 from dovetail.policies.vla.new_model import write_new_model
-from dovetail.policies.vla.transformers import VisionTower
 from dovetail.runtime.onpolicy.collector import ProcessCollector, build_collector, collector_settings
 from support import TESTS
 from support.onpolicy_runs import PPO_RUN, build_training

@@ -25,11 +25,15 @@ _KNOWN_STEPS = (
 
 
 def read_statistics(path: Path, files: WeightFiles, feature: str, *, mode: str, size: int) -> Normalization:
-    """How the folder normalizes a feature of `size` values; for an image, those are its channels from 0 to 1."""
-    if mode == "IDENTITY":
-        return Normalization.identity(size)
+    """How the folder normalizes a feature of `size` values; for an image, those are its channels from 0 to 1.
+
+    `mode` is that of the config, for folders without processors."""
     is_action = feature == "action"
     step = _normalizer_step(path / ("policy_postprocessor.json" if is_action else "policy_preprocessor.json"))
+    of_step = (step or {}).get("config", {})
+    mode = (of_step.get("norm_map") or {}).get(_kind(feature), mode)  # LeRobot acts as the processors say
+    if mode == "IDENTITY":
+        return Normalization.identity(size)
     if step is None:  # an old folder
         owner = "unnormalize_outputs" if is_action else "normalize_inputs"
         statistics = _buffers(files, f"{owner}.buffer_{feature.replace('.', '_')}.")
@@ -41,13 +45,20 @@ def read_statistics(path: Path, files: WeightFiles, feature: str, *, mode: str, 
             f"{name} have no '{missing[0]}', which {mode} needs, so its numbers have no unit. Use a folder that "
             "LeRobot's trainer saved"
         )
-    epsilon = float((step or {}).get("config", {}).get("eps", 1e-8))
+    epsilon = float(of_step.get("eps", 1e-8))
     found = Normalization.lerobot(mode, statistics, epsilon=epsilon, name=name)
     if found.size != size:
         raise CheckpointError(
             f"{name} have {found.size} values, but config.json has {size}. Copy the folder again"
         )
     return found
+
+
+def _kind(feature: str) -> str:
+    """LeRobot's type of a feature."""
+    if feature.startswith("observation.image"):
+        return "VISUAL"
+    return {"action": "ACTION", "observation.environment_state": "ENV"}.get(feature, "STATE")
 
 
 def _normalizer_step(path: Path) -> Mapping[str, Any] | None:

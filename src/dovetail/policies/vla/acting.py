@@ -23,6 +23,7 @@ from dovetail.policies.device import find_device
 from dovetail.policies.flows.guidance import prefix_weights
 from dovetail.policies.inputs import check_inputs, zero_inputs
 from dovetail.policies.random_draws import normal, seeded_generator
+from dovetail.policies.vla.axis_names import names_in_another_order, relative_axes, state_names
 from dovetail.policies.vla.checkpoints.checkpoint import Checkpoint
 from dovetail.policies.vla.checkpoints.folder import open_checkpoint
 from dovetail.policies.vla.family import Family, FlowNetwork
@@ -156,13 +157,15 @@ class ActingVla:
             cameras=checkpoint.cameras,
             max_absent=checkpoint.max_absent_cameras,
         )
-        names = config.action_axes
-        relative = _relative_axes(checkpoint, config, self._robot)
+        names = config.action_axes or names_in_another_order(checkpoint, self._robot)
+        relative = relative_axes(checkpoint, config, self._robot, names)
         return Setup(
             checkpoint=checkpoint,
             state=state,
             action=action,
-            state_axes=StateAxes.of(self._robot, config.state, config.state_axes, size=state.size),
+            state_axes=StateAxes.of(
+                self._robot, config.state, state_names(checkpoint, config, self._robot, names), size=state.size
+            ),
             action_axes=ActionAxes.of(self._robot, names, size=action.size, relative=relative),
             cameras=cameras,  # others are masked and need not be computed: the result is the same
         )
@@ -316,25 +319,4 @@ def _no_statistics(checkpoint: Checkpoint) -> str:
     return (
         f"{checkpoint.folder} has no statistics of states and actions, so its actions have no unit. Set policy.stats to a "
         "stats.json (LeRobot) or norm_stats.json (openpi) of the data that it was trained with"
-    )
-
-
-def _relative_axes(checkpoint: Checkpoint, config: VlaConfig, robot: RobotSpec) -> tuple[str, ...]:
-    """Names of the robot's axes whose actions are relative to the state."""
-    if config.relative_axes is not None:
-        return config.relative_axes
-    if not checkpoint.relative_actions:
-        return ()
-    ours = config.action_axes or robot.action.names
-    theirs = checkpoint.action_names
-    if not theirs:  # LeRobot then ignores the exceptions
-        return tuple(ours)
-    if len(ours) != len(theirs):
-        raise SpecMismatch(
-            f"{checkpoint.folder} has relative actions of {len(theirs)} axes ({', '.join(theirs[:8])}), but robot "
-            f"'{robot.name}' has {len(ours)} named ones. Set policy.relative_axes"
-        )
-    excluded = [part.lower() for part in checkpoint.relative_exclude if part]
-    return tuple(
-        own for own, name in zip(ours, theirs, strict=True) if not any(part in name.lower() for part in excluded)
     )

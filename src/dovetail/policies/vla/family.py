@@ -21,8 +21,8 @@ import torch
 from torch import Tensor, nn
 
 from dovetail.core.types import Array
-from dovetail.policies.vla.layer_runner import LayerRunner
-from dovetail.policies.vla.transformers import VisionTower, masked_mean
+from dovetail.policies.vla.networks.layer_runner import LayerRunner
+from dovetail.policies.vla.networks.transformers import VisionTower, masked_mean
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh

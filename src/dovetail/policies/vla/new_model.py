@@ -23,8 +23,8 @@ from dovetail.core.errors import UsageError
 from dovetail.policies.vla.checkpoints.keys import parameter_sources
 from dovetail.policies.vla.checkpoints.paligemma_keys import shared_keys
 from dovetail.policies.vla.family import Family, FlowNetwork
+from dovetail.policies.vla.networks.sizes import GemmaSizes, Pi0Sizes, Pi05Sizes, VisionSizes
 from dovetail.policies.vla.settings import NewModelConfig
-from dovetail.policies.vla.sizes import GemmaSizes, Pi0Sizes, Pi05Sizes, VisionSizes
 
 __all__ = ["cached_new_model", "write_new_model"]
 

@@ -29,10 +29,10 @@ from dovetail.policies.vla.checkpoints.lerobot_writer import write_lerobot
 from dovetail.policies.vla.family import FlowNetwork
 from dovetail.policies.vla.fitted_statistics import compute_statistics, from_arrays, to_arrays
 from dovetail.policies.vla.lora import Lora
+from dovetail.policies.vla.networks.transformers import masked_mean
 from dovetail.policies.vla.sampler import Inputs
 from dovetail.policies.vla.trained_weights import TrainedWeights
 from dovetail.policies.vla.training import flow_matching_loss
-from dovetail.policies.vla.transformers import masked_mean
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh

@@ -12,7 +12,7 @@ from torch import Tensor
 from dovetail.policies.flows.guidance import guided_velocity
 from dovetail.policies.settings import GuidanceConfig
 from dovetail.policies.vla.family import FlowNetwork
-from dovetail.policies.vla.paligemma_network import PaliGemmaNetwork
+from dovetail.policies.vla.networks.paligemma import PaliGemmaNetwork
 
 __all__ = ["FEW_TOKENS", "Commitment", "Inputs", "Parts", "Sampler", "compiled_parts"]
 
@@ -61,7 +61,7 @@ def compiled_parts(network: FlowNetwork) -> Parts:
         and network.sizes.text.num_kv_heads == 1
         and find_spec("triton") is not None
     ):
-        from dovetail.policies.vla.fast import fast_parts
+        from dovetail.policies.vla.fast.parts import fast_parts
 
         return fast_parts(network)
     velocity = torch.compile(network.velocity, dynamic=False, fullgraph=True)

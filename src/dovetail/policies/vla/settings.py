@@ -65,9 +65,10 @@ class VlaConfig(TorchPolicyConfig, AdvantageInputConfig):
     state: tuple[str, ...] = ()
     """Observation keys that make the state, in this order; empty: all low-dimensional ones of the robot."""
     state_axes: tuple[str, ...] = ()
-    """Names of the state's axes in the checkpoint's order (joint1, or joint_pos.joint1); empty: the order of `state`."""
+    """Names of the state's axes in the checkpoint's order (joint1, or joint_pos.joint1); empty: the order of `state`, or
+    that of the folder's action axes if it has the same names in another order."""
     action_axes: tuple[str, ...] = ()
-    """Names of the robot's action axes in the checkpoint's order; empty: the robot's order."""
+    """Names of the robot's action axes in the checkpoint's order; empty: as the folder names them, or the robot's order."""
     relative_axes: tuple[str, ...] | None = None
     """Names of action axes that the checkpoint gives relative to the state at the same place. Null: as the folder says.
     openpi's folders do not say it."""

@@ -22,6 +22,7 @@ from dovetail.policies.arrays import to_numpy
 from dovetail.policies.flows.noisy_path import PathVelocity
 from dovetail.policies.flows.path_sampling import NoisyPaths, PathNoise
 from dovetail.policies.random_draws import normal, seeded_generator
+from dovetail.policies.vla.networks.transformers import masked_mean
 from dovetail.policies.vla.pi0_policy import Pi0Policy
 from dovetail.policies.vla.pi05_policy import Pi05Policy
 from dovetail.policies.vla.policy import VlaPolicy
@@ -33,7 +34,6 @@ from dovetail.policies.vla.settings import (
     ValuedVlaConfig,
 )
 from dovetail.policies.vla.smolvla_policy import SmolVLAPolicy
-from dovetail.policies.vla.transformers import masked_mean
 
 __all__ = ["ValuedPi0Policy", "ValuedPi05Policy", "ValuedSmolVLAPolicy", "ValuedVla"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from dovetail.policies.vla.sizes import Pi0Sizes, VisionSizes
+from dovetail.policies.vla.networks.sizes import Pi0Sizes, VisionSizes
 
 __all__ = ["KeyLayout", "Pairs", "linear_sources", "parameter_sources", "vision_sources"]
 

@@ -36,12 +36,18 @@ _BUFFERS = {STATE: "normalize_inputs.buffer_observation_state.", ACTION: "unnorm
 
 def open_folder(folder: Path, config: Mapping[str, Any], files: WeightFiles, family: Family) -> Checkpoint:
     layout = family.layouts["LeRobot"](folder, config, files.shapes)
+    before, after = (_steps(folder / name, family) for name in (PREPROCESSOR, POSTPROCESSOR))
+    normalizer, unnormalizer = before.get("normalizer_processor"), after.get("unnormalizer_processor")
     modes = {"VISUAL": "IDENTITY", "STATE": family.mode, "ACTION": family.mode, **config["normalization_mapping"]}
+    modes |= {  # LeRobot acts as the processors say, whatever its config says
+        "VISUAL": _mode(normalizer, "VISUAL", modes),
+        "STATE": _mode(normalizer, "STATE", modes),
+        "ACTION": _mode(unnormalizer, "ACTION", modes),
+    }
     if modes["VISUAL"] != "IDENTITY":
         raise UsageError(
             f"{folder} normalizes images by {modes['VISUAL']}, which {family.name} does not. Only IDENTITY is known"
         )
-    before, after = (_steps(folder / name, family) for name in (PREPROCESSOR, POSTPROCESSOR))
     relative = before.get("relative_actions_processor", {})
     if relative.get("se3_pose_groups"):
         raise UsageError(f"{folder} has actions relative in SE(3) (se3_pose_groups), which are unknown here")
@@ -54,8 +60,8 @@ def open_folder(folder: Path, config: Mapping[str, Any], files: WeightFiles, fam
         files=files,
         cameras=tuple(camera_name(key) for key, of in config["input_features"].items() if of["type"] == "VISUAL"),
         max_absent_cameras=None if family.masks_any_camera else int(config.get("empty_cameras", 0)),
-        state=_normalization(folder, files, before.get("normalizer_processor"), STATE, modes["STATE"], config),
-        action=_normalization(folder, files, after.get("unnormalizer_processor"), ACTION, modes["ACTION"], config),
+        state=_normalization(folder, files, normalizer, STATE, modes["STATE"], config),
+        action=_normalization(folder, files, unnormalizer, ACTION, modes["ACTION"], config),
         state_mode=modes["STATE"],
         action_mode=modes["ACTION"],
         relative_actions=bool(relative.get("enabled", config.get("use_relative_actions", False))),
@@ -80,6 +86,11 @@ def _steps(path: Path, family: Family) -> dict[str, dict[str, Any]]:
             raise UsageError(f"{path} has step '{name}', which is unknown here. Known: {', '.join(sorted(known))}")
         found[name] = {**step.get("config", {}), "state_file": step.get("state_file")}
     return found
+
+
+def _mode(step: Mapping[str, Any] | None, kind: str, modes: Mapping[str, str]) -> str:
+    """How a step normalizes features of this kind. `modes` are those of the config, for folders without processors."""
+    return str(((step or {}).get("norm_map") or {}).get(kind, modes[kind]))
 
 
 def _normalization(

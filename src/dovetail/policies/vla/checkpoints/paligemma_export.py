@@ -11,7 +11,7 @@ from torch import Tensor
 from dovetail.policies.vla.checkpoints.keys import parameter_sources
 from dovetail.policies.vla.checkpoints.paligemma_keys import shared_keys
 from dovetail.policies.vla.family import Export
-from dovetail.policies.vla.sizes import Pi0Sizes
+from dovetail.policies.vla.networks.sizes import Pi0Sizes
 
 __all__ = ["pi0_export", "pi05_export"]
 

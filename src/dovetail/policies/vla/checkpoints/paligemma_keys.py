@@ -12,7 +12,7 @@ from typing import Any
 from dovetail.core.errors import CheckpointError
 from dovetail.policies.vla.checkpoints.keys import KeyLayout, parameter_sources
 from dovetail.policies.vla.family import Layout
-from dovetail.policies.vla.sizes import GemmaSizes, Pi0Sizes, VisionSizes
+from dovetail.policies.vla.networks.sizes import GemmaSizes, Pi0Sizes, VisionSizes
 
 __all__ = ["STATISTICS", "count_layers", "lerobot_layout", "openpi_layout", "shared_keys"]
 

@@ -8,7 +8,7 @@ import torch
 
 from dovetail.policies.vla.checkpoints.smolvla_keys import HEAD, TEXT_NORM
 from dovetail.policies.vla.family import Export
-from dovetail.policies.vla.sizes import SmolVLASizes
+from dovetail.policies.vla.networks.sizes import SmolVLASizes
 
 __all__ = ["smolvla_export"]
 

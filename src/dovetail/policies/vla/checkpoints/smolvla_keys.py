@@ -12,7 +12,7 @@ from dovetail.core.errors import CheckpointError, UsageError
 from dovetail.policies.vla.checkpoints.keys import Pairs, linear_sources, vision_sources
 from dovetail.policies.vla.checkpoints.paligemma_keys import STATISTICS, count_layers
 from dovetail.policies.vla.family import Layout
-from dovetail.policies.vla.sizes import GemmaSizes, SmolVLASizes, VisionSizes
+from dovetail.policies.vla.networks.sizes import GemmaSizes, SmolVLASizes, VisionSizes
 
 __all__ = ["HEAD", "TEXT_NORM", "lerobot_layout"]
 

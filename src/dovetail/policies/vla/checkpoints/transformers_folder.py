@@ -12,7 +12,7 @@ from dovetail.policies.vla.checkpoints.checkpoint import Checkpoint
 from dovetail.policies.vla.checkpoints.keys import KeyLayout, parameter_sources
 from dovetail.policies.vla.checkpoints.paligemma_keys import shared_keys
 from dovetail.policies.vla.family import Family, Layout
-from dovetail.policies.vla.sizes import GemmaSizes, Pi0Sizes, VisionSizes
+from dovetail.policies.vla.networks.sizes import GemmaSizes, Pi0Sizes, VisionSizes
 
 __all__ = ["KEYS", "open_folder", "sizes_of", "transformers_layout"]
 

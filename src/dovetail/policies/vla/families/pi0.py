@@ -8,7 +8,7 @@ from dovetail.policies.vla.checkpoints.paligemma_keys import lerobot_layout, ope
 from dovetail.policies.vla.checkpoints.transformers_folder import transformers_layout
 from dovetail.policies.vla.family import Family
 from dovetail.policies.vla.images import prepare_images
-from dovetail.policies.vla.pi0_network import Pi0Network
+from dovetail.policies.vla.networks.pi0 import Pi0Network
 from dovetail.policies.vla.prompts import clean_task
 
 __all__ = ["CAMERAS", "PALIGEMMA", "PI0"]

@@ -12,9 +12,9 @@ from dovetail.policies.vla.checkpoints.paligemma_keys import lerobot_layout, ope
 from dovetail.policies.vla.families.pi0 import CAMERAS, PALIGEMMA
 from dovetail.policies.vla.family import Family
 from dovetail.policies.vla.images import prepare_images
-from dovetail.policies.vla.pi05_network import Pi05Network
+from dovetail.policies.vla.networks.pi05 import Pi05Network
+from dovetail.policies.vla.networks.sizes import Pi05Sizes
 from dovetail.policies.vla.prompts import clean_task
-from dovetail.policies.vla.sizes import Pi05Sizes
 
 __all__ = ["PI05"]
 

@@ -7,7 +7,7 @@ from dovetail.policies.vla.checkpoints.smolvla_export import smolvla_export
 from dovetail.policies.vla.checkpoints.smolvla_keys import lerobot_layout
 from dovetail.policies.vla.family import Family
 from dovetail.policies.vla.images import prepare_images_in_corner
-from dovetail.policies.vla.smolvla_network import SmolVLANetwork
+from dovetail.policies.vla.networks.smolvla import SmolVLANetwork
 
 __all__ = ["SMOLVLA"]
 

@@ -1,7 +1,7 @@
 """Time of one action chunk of ACT with random weights, from images in memory to actions in memory.
 
 On a GPU: the published size, three cameras of 640 x 480 pixels, chunks of 100 actions. On a CPU: a small model.
-`python -m dovetail.bench.vla_act [--quick]` prints the rows as JSON lines and needs neither the CLI nor Ray.
+`python -m dovetail.bench.vla.act [--quick]` prints the rows as JSON lines and needs neither the CLI nor Ray.
 """
 
 from __future__ import annotations

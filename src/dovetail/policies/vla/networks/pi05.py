@@ -11,9 +11,9 @@ from typing import ClassVar
 from torch import Tensor, nn
 from torch.nn import functional
 
-from dovetail.policies.vla.paligemma_network import PaliGemmaNetwork
-from dovetail.policies.vla.sizes import Pi05Sizes
-from dovetail.policies.vla.transformers import LayerModulation, Modulation, rms_norm, with_room
+from dovetail.policies.vla.networks.paligemma import PaliGemmaNetwork
+from dovetail.policies.vla.networks.sizes import Pi05Sizes
+from dovetail.policies.vla.networks.transformers import LayerModulation, Modulation, rms_norm, with_room
 
 __all__ = ["Pi05Network"]
 

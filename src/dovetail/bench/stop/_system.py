@@ -22,9 +22,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from dovetail.bench._stop_console import Console
-from dovetail.bench._stop_places import stuck_at
-from dovetail.bench._stop_press import Press, press
+from dovetail.bench.stop._console import Console
+from dovetail.bench.stop._places import stuck_at
+from dovetail.bench.stop._press import Press, press
 from dovetail.core.errors import FailureError
 from dovetail.live.run_stop import RunStop
 from dovetail.testing.input_devices import EmulatedGamepad, EmulatedPedal

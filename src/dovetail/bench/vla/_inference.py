@@ -106,6 +106,8 @@ def chunks_of_process(
         "seed": 0,
         "components": None,
         "follow": None,
+        "server": None,
+        "simulated": False,
     }
     times, actions = [], np.zeros(0, np.float32)
     with _inference(layout, settings) as (board, inference):

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from dovetail.core.errors import FailureError
 
 if TYPE_CHECKING:
-    from dovetail.bench._stop_system import StopSystem
+    from dovetail.bench.stop._system import StopSystem
 
 __all__ = ["NOT_STUCK", "stuck_at"]
 
@@ -32,7 +32,7 @@ _BLOCKED = {
 
 @contextlib.contextmanager
 def stuck_at(system: StopSystem, place: str, *, arm: int) -> Iterator[None]:
-    from dovetail.bench._stop_system import wait_for
+    from dovetail.bench.stop._system import wait_for
 
     emulated = system.arms[arm]
     if place == NOT_STUCK:

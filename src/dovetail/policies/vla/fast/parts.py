@@ -4,7 +4,7 @@
     sampler = Sampler(network, num_steps=10, parts=parts, graph=True)
 
 Images and prompt are large products: they run in pieces of one layer that torch compiles. All layers have the same shapes,
-so each piece compiles once. State and actions are few tokens: they run in the kernels of `dovetail.policies.vla.kernels`.
+so each piece compiles once. State and actions are few tokens: they run in `kernels.py`.
 
 Products in 8 bits were tried for the MLPs of the text model, with a scale for each token and each output: 1.5 ms less, but
 actions of random weights differ by 5 % (2 % with the second product only), so they are not offered.
@@ -22,12 +22,19 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from dovetail.policies.vla import kernels
-from dovetail.policies.vla.fast_vjp import FastVelocity, compiled
-from dovetail.policies.vla.paligemma_network import PaliGemmaNetwork, Prefix, layers_of
-from dovetail.policies.vla.pi0_network import Pi0Network
+from dovetail.policies.vla.fast import kernels
+from dovetail.policies.vla.fast.vjp import FastVelocity, compiled
+from dovetail.policies.vla.networks.paligemma import PaliGemmaNetwork, Prefix, layers_of
+from dovetail.policies.vla.networks.pi0 import Pi0Network
+from dovetail.policies.vla.networks.transformers import (
+    GemmaLayer,
+    Rotation,
+    VisionLayer,
+    VisionTower,
+    aligned,
+    rotation,
+)
 from dovetail.policies.vla.sampler import FEW_TOKENS, Inputs, Parts
-from dovetail.policies.vla.transformers import GemmaLayer, Rotation, VisionLayer, VisionTower, aligned, rotation
 
 __all__ = ["FastPaliGemma", "fast_parts"]
 

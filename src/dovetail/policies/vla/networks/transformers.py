@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from dovetail.policies.vla.layer_runner import LayerRunner
-from dovetail.policies.vla.sizes import GemmaSizes, VisionSizes
+from dovetail.policies.vla.networks.layer_runner import LayerRunner
+from dovetail.policies.vla.networks.sizes import GemmaSizes, VisionSizes
 
 __all__ = [
     "GemmaLayer",

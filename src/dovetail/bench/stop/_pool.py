@@ -9,9 +9,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from dovetail.bench._stop_matrix import Case
-from dovetail.bench._stop_press import Press
-from dovetail.bench._stop_system import StopSystem
+from dovetail.bench.stop._matrix import Case
+from dovetail.bench.stop._press import Press
+from dovetail.bench.stop._system import StopSystem
 
 __all__ = ["SystemPool"]
 

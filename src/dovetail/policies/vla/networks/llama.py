@@ -6,8 +6,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from dovetail.policies.vla.sizes import GemmaSizes
-from dovetail.policies.vla.transformers import GemmaLayer, Modulation, RMSNorm, Rotation, heads_as_rows, rotate
+from dovetail.policies.vla.networks.sizes import GemmaSizes
+from dovetail.policies.vla.networks.transformers import (
+    GemmaLayer,
+    Modulation,
+    RMSNorm,
+    Rotation,
+    heads_as_rows,
+    rotate,
+)
 
 __all__ = ["CrossLayer", "LlamaLayer", "LlamaNorm"]
 

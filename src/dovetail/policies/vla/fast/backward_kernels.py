@@ -20,7 +20,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from dovetail.policies.vla.kernels import block_m, fitted, overlap
+from dovetail.policies.vla.fast.kernels import block_m, fitted, overlap
 
 __all__ = [
     "add_transposed_product",

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from dovetail.policies.vla.checkpoints.keys import parameter_sources
 from dovetail.policies.vla.checkpoints.transformers_folder import KEYS
-from dovetail.policies.vla.paligemma_network import PaliGemmaNetwork
-from dovetail.policies.vla.sizes import GemmaSizes, Pi0Sizes
+from dovetail.policies.vla.networks.paligemma import PaliGemmaNetwork
+from dovetail.policies.vla.networks.sizes import GemmaSizes, Pi0Sizes
 
 __all__ = ["config_values", "published_sources", "published_tensors", "write_folder"]
 

@@ -11,7 +11,8 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
-from dovetail.bench._stop_matrix import (
+from dovetail.bench.rows import Row
+from dovetail.bench.stop._matrix import (
     ARMS,
     ENDING,
     LAYOUTS,
@@ -22,10 +23,9 @@ from dovetail.bench._stop_matrix import (
     pairwise,
     system_order,
 )
-from dovetail.bench._stop_places import NOT_STUCK
-from dovetail.bench._stop_pool import SystemPool
-from dovetail.bench._stop_press import Press
-from dovetail.bench.rows import Row
+from dovetail.bench.stop._places import NOT_STUCK
+from dovetail.bench.stop._pool import SystemPool
+from dovetail.bench.stop._press import Press
 
 __all__ = ["AIM_MS", "bench", "every_place", "guarded_places", "measure", "summary"]
 

@@ -1,7 +1,7 @@
 """Time and memory of one training step of pi0 with random weights, next to stock transformers in the same process.
 
 On a GPU: full size, batch 32, three cameras of 224 x 224 pixels, AdamW. On a CPU: a tiny model. `python -m
-dovetail.bench.vla_train [--quick]` prints the rows as JSON lines and needs neither the CLI nor Ray.
+dovetail.bench.vla.train [--quick]` prints the rows as JSON lines and needs neither the CLI nor Ray.
 """
 
 from __future__ import annotations
@@ -18,15 +18,16 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from dovetail.bench._vla_folder import published_sources
-from dovetail.bench._vla_stock import StockPi0
 from dovetail.bench.rows import Row
-from dovetail.bench.vla import TINY, make_inputs, make_network, skipped
+from dovetail.bench.vla._folder import published_sources
+from dovetail.bench.vla._stock import StockPi0
+from dovetail.bench.vla.models import TINY, make_inputs, make_network
+from dovetail.bench.vla.timing import skipped
 from dovetail.policies.vla.lora import Lora, Place
-from dovetail.policies.vla.pi0_network import Pi0Network
+from dovetail.policies.vla.networks.pi0 import Pi0Network
+from dovetail.policies.vla.networks.sizes import Pi0Sizes
 from dovetail.policies.vla.sampler import Inputs
 from dovetail.policies.vla.settings import LoraConfig
-from dovetail.policies.vla.sizes import Pi0Sizes
 from dovetail.policies.vla.training import flow_matching_loss
 
 __all__ = ["bench"]

@@ -8,14 +8,14 @@ from pathlib import Path
 
 import numpy as np
 
-from dovetail.bench._vla_folder import write_folder
+from dovetail.bench.vla._folder import write_folder
 from dovetail.config.load import load
 from dovetail.config.schema import PluginSection
 from dovetail.core.images import seen_robot
 from dovetail.core.specs import RobotSpec
 from dovetail.core.types import Array, Purpose
 from dovetail.policies.components import NORMALIZER
-from dovetail.policies.vla.paligemma_network import PaliGemmaNetwork
+from dovetail.policies.vla.networks.paligemma import PaliGemmaNetwork
 from dovetail.policies.vla.policy import VlaPolicy
 from dovetail.runs.assembly.build import build_assembly
 from dovetail.runs.assembly.policy_components import build_acting_policy

@@ -15,7 +15,7 @@ from dovetail.core.errors import FailureError
 from dovetail.live.run_stop import Kind, NotRunning
 
 if TYPE_CHECKING:
-    from dovetail.bench._stop_system import StopSystem
+    from dovetail.bench.stop._system import StopSystem
 
 __all__ = ["Press", "press"]
 

@@ -7,12 +7,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dovetail.bench._vla_folder import config_values, published_tensors
-from dovetail.policies.vla.paligemma_network import PaliGemmaNetwork
+from dovetail.bench.vla._folder import config_values, published_tensors
+from dovetail.policies.vla.networks.paligemma import PaliGemmaNetwork
+from dovetail.policies.vla.networks.sizes import Pi0Sizes
 from dovetail.policies.vla.sampler import Inputs
-from dovetail.policies.vla.sizes import Pi0Sizes
 
-__all__ = ["StockPi0", "stock_config"]
+__all__ = ["STOCK", "StockPi0", "stock_config"]
+
+STOCK = "stock transformers, eager"  # the baseline of rows
 
 
 class StockPi0:

@@ -26,9 +26,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from dovetail.policies.vla.family import FlowNetwork
-from dovetail.policies.vla.llama import CrossLayer, LlamaLayer, LlamaNorm
-from dovetail.policies.vla.sizes import SmolVLASizes
-from dovetail.policies.vla.transformers import (
+from dovetail.policies.vla.networks.llama import CrossLayer, LlamaLayer, LlamaNorm
+from dovetail.policies.vla.networks.sizes import SmolVLASizes
+from dovetail.policies.vla.networks.transformers import (
     Rotation,
     VisionTower,
     aligned,

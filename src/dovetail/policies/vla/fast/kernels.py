@@ -7,7 +7,7 @@ between kernels. Eight kernels do a layer here:
     normalize -> gated MLP -> down, residual
 
 The residual stream is float32, because several programs add to it at once (atomically, so the last bits differ from call to
-call). Products take bfloat16 or float16 and accumulate in float32. `dovetail.policies.vla.transformers` computes the same in
+call). Products take bfloat16 or float16 and accumulate in float32. `networks/transformers.py` computes the same in
 plain torch; a test compares them.
 
 Most kernels overlap (programmatic dependent launch): each starts while the one before it ends, and then waits for its input.

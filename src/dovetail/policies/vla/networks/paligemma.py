@@ -21,8 +21,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from dovetail.policies.vla.family import FlowNetwork
-from dovetail.policies.vla.sizes import Pi0Sizes
-from dovetail.policies.vla.transformers import (
+from dovetail.policies.vla.networks.sizes import Pi0Sizes
+from dovetail.policies.vla.networks.transformers import (
     GemmaLayer,
     LayerModulation,
     Rotation,

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from dovetail.policies.vla.paligemma_network import PaliGemmaNetwork, layers_of
-from dovetail.policies.vla.sizes import Pi0Sizes
-from dovetail.policies.vla.transformers import RMSNorm, attend, rotation, with_room
+from dovetail.policies.vla.networks.paligemma import PaliGemmaNetwork, layers_of
+from dovetail.policies.vla.networks.sizes import Pi0Sizes
+from dovetail.policies.vla.networks.transformers import RMSNorm, attend, rotation, with_room
 
 __all__ = ["Pi0Network"]
 

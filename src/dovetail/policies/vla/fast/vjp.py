@@ -18,10 +18,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from dovetail.policies.vla import backward_kernels, kernels
-from dovetail.policies.vla.paligemma_network import Prefix, layers_of
-from dovetail.policies.vla.pi0_network import Pi0Network
-from dovetail.policies.vla.transformers import RMSNorm
+from dovetail.policies.vla.fast import backward_kernels, kernels
+from dovetail.policies.vla.networks.paligemma import Prefix, layers_of
+from dovetail.policies.vla.networks.pi0 import Pi0Network
+from dovetail.policies.vla.networks.transformers import RMSNorm
 
 __all__ = ["FastVelocity", "compiled"]
 

@@ -1,0 +1,1 @@
+"""The bench of STOP, and the systems that it and the STOP tests press."""

@@ -1,0 +1,1 @@
+"""Benches of vision-language-action policies."""
