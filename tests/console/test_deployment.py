@@ -188,6 +188,6 @@ def test_hostile_names_are_shown_as_text_and_damaged_files_as_one_line(run, open
     data["comparison"] = {"number": 0, "max_pairs": 0, "margin": "x", "num_resets": 0, "pairs": []}
     data["deployed"]["expected_rate"] = "high"
     run.write_json("deployment.json", data)
-    says(page, "deployment.json is not valid")
+    says(page, "is damaged: ValueError")
     run.write_json("deployment.json", {"deployed": 3})
     says(page, "is damaged")

@@ -10,15 +10,18 @@ for index in torch.randperm(steps.numel()).split(64):
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-from tensordict import TensorDict
 from torch import Tensor
 
 from dovetail.core.types import Array
 from dovetail.learn.batches import observations_of
 from dovetail.learn.rollouts import gae
+
+if TYPE_CHECKING:  # its import loads torch's compiler, and an algorithm must be built fast
+    from tensordict import TensorDict
 
 __all__ = ["rollout_advantages", "rollout_steps", "rollout_values"]
 
@@ -33,6 +36,8 @@ def rollout_steps(rollout: Mapping[str, Tensor]) -> TensorDict:
     truncated.view(-1)[rollout["final_at"]] = True
     observation = {key: values[:, :-1] for key, values in observations_of(rollout, "observation").items()}
     parts = {name: rollout[name] for name in _OF_STEPS}
+    from tensordict import TensorDict
+
     return TensorDict(
         {**parts, "truncated": truncated, "observation": observation},
         batch_size=reward.shape,

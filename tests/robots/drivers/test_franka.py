@@ -184,6 +184,7 @@ def test_server_that_closes_each_connection_works_too(emulate, connect):
     robot = connect(emulate(keep_alive=False), control_hz=20.0)
     first = robot.observe()
     robot.send(move(dx=0.005))
+    time.sleep(0.05)  # the emulator has a new state after a few milliseconds
     assert robot.observe().time_ns > first.time_ns
 
 

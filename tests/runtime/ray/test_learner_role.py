@@ -35,7 +35,7 @@ class FakeLearner:
     def owed(self, env_steps: int) -> int:
         return env_steps - self.num_online_updates
 
-    def warm_up(self, num_updates: int) -> dict[str, float]:
+    def warm_up(self, num_updates: int, *, on_update: Any) -> dict[str, float]:
         self.num_warmup_updates, self.num_skipped_updates = num_updates, 3
         return {}
 

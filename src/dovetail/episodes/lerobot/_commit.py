@@ -52,7 +52,9 @@ class Staging:
             fsync_folder(Path(folder))
         os.rename(self._staged, self._ready)
         fsync_folder(self._ready.parent)
-        fsync_folder(self.folder)  # the name of the folder of `ready`: nothing may be moved that cannot be found again
+        fsync_folder(
+            self.folder
+        )  # the name of the folder of `ready`: nothing may be moved that cannot be found again
         self._move()
 
     def close(self) -> None:
