@@ -71,10 +71,15 @@ class Staging:
         names.sort(
             key=lambda name: (name == _LAST, name.parts[0] == "meta", name.parts[:2] == ("meta", "episodes"))
         )
+        folders = {(self.folder / name).parent for name in names}
+        for folder in folders:
+            folder.mkdir(parents=True, exist_ok=True)
+        _fsync_folders(
+            folders, self.folder
+        )  # before a file is moved: it would be lost with a folder that has no name yet
         touched: set[Path] = set()
         for name in names:
             target = self.folder / name
-            target.parent.mkdir(parents=True, exist_ok=True)
             if name == _LAST:
                 _fsync_folders(touched, self.folder)
                 touched = set()
