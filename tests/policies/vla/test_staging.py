@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from torch.nn.utils.parametrize import is_parametrized
 
 from dovetail.core.abilities import StagesWeights
 from dovetail.core.bfloat16 import as_float32
@@ -95,6 +96,13 @@ def test_staged_weights_act_after_the_exchange_and_not_before(folder, train, set
     assert found.policy_version == 9
     assert distance(before, wanted) > 0.1
     assert distance(found.actions, wanted) <= (0.0 if settings["device"] == "cpu" else 0.02)
+
+
+def test_adapters_are_in_the_network_before_the_first_chunk(folder):
+    """A CUDA graph that was captured without them would ignore new weights."""
+    policy = make(folder, "lora", device="cpu")
+    policy.warmup()
+    assert any(is_parametrized(module) for module in policy.network.modules())
 
 
 @pytest.mark.parametrize("train", TRAINED)

@@ -198,16 +198,20 @@ class ActingVla:
     def _load_network(self, dtype: torch.dtype) -> FlowNetwork:
         return self._setup.checkpoint.load(device=self._device, dtype=dtype)
 
+    def _acting_network(self) -> FlowNetwork:
+        return self.network
+
     @cached_property
     def _sampler(self) -> Sampler:
         config, is_gpu = self._config, self._device.type == "cuda"
         execution = config.execution if config.execution != "auto" else "compiled_graph" if is_gpu else "eager"
         if execution != "eager" and not is_gpu:
             raise UsageError(f"policy.execution={execution} needs a GPU. Set policy.execution=eager")
+        network = self._acting_network()
         return Sampler(
-            self.network,
+            network,
             num_steps=config.num_flow_steps or self._setup.checkpoint.sizes.num_flow_steps,
-            parts=compiled_parts(self.network) if execution == "compiled_graph" else None,
+            parts=compiled_parts(network) if execution == "compiled_graph" else None,
             graph=execution != "eager",
             guidance=config.guidance,
             advantage_guidance=config.advantage_guidance if config.advantage_input else 1.0,

@@ -65,6 +65,10 @@ class VlaPolicy(ActingVla):
         network.run_layer.is_compiled = self._config.compile_layers
         return self._trained.components
 
+    def _acting_network(self) -> FlowNetwork:
+        """With the adapters, which change nothing yet: a CUDA graph computes only what it captured."""
+        return self._trained.network
+
     @property
     def lora(self) -> Lora | None:
         return self._trained.lora

@@ -13,8 +13,9 @@ from dovetail.policies.flows.guidance import guided_velocity
 from dovetail.policies.settings import GuidanceConfig
 from dovetail.policies.vla.family import FlowNetwork
 from dovetail.policies.vla.networks.paligemma import PaliGemmaNetwork
+from dovetail.policies.vla.networks.sizes import GemmaSizes
 
-__all__ = ["FEW_TOKENS", "Commitment", "Inputs", "Parts", "Sampler", "compiled_parts"]
+__all__ = ["FEW_TOKENS", "Commitment", "Inputs", "Parts", "Sampler", "compiled_parts", "fits_kernels"]
 
 FEW_TOKENS = 128  # actions of a batch; more are large products, which torch computes faster
 
@@ -54,11 +55,11 @@ class Parts(NamedTuple):
 
 
 def compiled_parts(network: FlowNetwork) -> Parts:
-    """They compile at their first call with each batch size, with and without gradients. With Triton and one key head, most
-    of pi0 and pi0.5 are kernels of our own."""
+    """They compile at their first call with each batch size, with and without gradients. With Triton and the published
+    sizes, most of pi0 and pi0.5 are kernels of our own."""
     if (
         isinstance(network, PaliGemmaNetwork)
-        and network.sizes.text.num_kv_heads == 1
+        and fits_kernels(network.sizes.expert)
         and find_spec("triton") is not None
     ):
         from dovetail.policies.vla.fast.parts import fast_parts
@@ -66,6 +67,19 @@ def compiled_parts(network: FlowNetwork) -> Parts:
         return fast_parts(network)
     velocity = torch.compile(network.velocity, dynamic=False, fullgraph=True)
     return Parts(torch.compile(network.prefix, dynamic=False, fullgraph=True), velocity)
+
+
+def fits_kernels(expert: GemmaSizes) -> bool:
+    """Whether the blocks of `fast/kernels.py` divide these sizes. They do for the published models."""
+    is_power = all(size & (size - 1) == 0 for size in (expert.width, expert.head_size))
+    summed = expert.num_heads * expert.head_size, expert.mlp_width
+    return (
+        expert.num_kv_heads == 1
+        and is_power
+        and expert.width >= 64
+        and expert.head_size >= 32
+        and all(size % 128 == 0 for size in summed)
+    )
 
 
 class Sampler:

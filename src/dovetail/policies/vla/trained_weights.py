@@ -37,6 +37,7 @@ class TrainedWeights:
         added: Mapping[str, nn.Module],
     ) -> None:
         """`added` are networks beside the published one, which are always trained."""
+        self.network = network
         self._checkpoint = checkpoint
         self._digest = ""
         self.lora: Lora | None = None

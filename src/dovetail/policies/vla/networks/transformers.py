@@ -203,7 +203,8 @@ class GemmaLayer(nn.Module):
 
     def finish(self, x: Tensor, attended: Tensor, modulation: LayerModulation | None = None) -> Tensor:
         """Tokens [B, N, W] after this layer, from what they attended to, [B, K, N * G, D]."""
-        heads = attended.view(*attended.shape[:2], x.shape[1], -1).transpose(1, 2).flatten(2)  # [B, N, heads * D]
+        # [B, N, heads * D]; with gradients, torch's attention gives another order of memory
+        heads = attended.reshape(*attended.shape[:2], x.shape[1], -1).transpose(1, 2).flatten(2)
         change: Tensor = self.attention_out(heads)
         x = x + (change if modulation is None else change * modulation.attention.gate)
         gate, up = self.gate_up(self.mlp_norm(x, modulation and modulation.mlp)).chunk(2, dim=-1)
