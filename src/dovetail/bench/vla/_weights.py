@@ -11,6 +11,7 @@ import numpy as np
 from dovetail.bench.vla._folder import write_folder
 from dovetail.config.load import load
 from dovetail.config.schema import PluginSection
+from dovetail.core.errors import FailureError
 from dovetail.core.images import seen_robot
 from dovetail.core.specs import RobotSpec
 from dovetail.core.types import Array, Purpose
@@ -70,8 +71,12 @@ def taken_while_acting(
             order = order_episode(assembly, purpose=Purpose.ONLINE, index=0, config_hash="bench")
             publisher.start()
             actor.run(order)
-            found = dict(actor.telemetry())
             publisher.join()
+            if actor.fault is not None:
+                raise FailureError(actor.fault)
+            found = dict(actor.telemetry())
+            if "weights_swaps" not in found:
+                raise FailureError(f"the policy took no new weights in {found.get('ticks', 0.0):.0f} ticks")
         finally:
             assembly.close()
     found["version_gb"] = sum(array.nbytes for arrays in weights.values() for array in arrays.values()) / 1e9

@@ -110,7 +110,9 @@ class VlaConfig(TorchPolicyConfig, AdvantageInputConfig):
 
     @model_validator(mode="after")
     def _check_training(self) -> Self:
-        if (self.checkpoint is None) == (self.new is None):
+        if self.checkpoint is not None and self.new is not None:
+            raise ValueError("`checkpoint` and `new` are both set. Set one of them to null")
+        if self.checkpoint is None and self.new is None:
             raise ValueError(
                 "name a folder with weights as `checkpoint`, or set `new` for a small model of random weights"
             )
