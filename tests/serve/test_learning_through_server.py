@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import shutil
 import signal
 import socket
+import subprocess
+import sys
 import threading
 import time
 from contextlib import ExitStack, contextmanager
@@ -18,6 +21,7 @@ from dovetail.config.policy_server import LearningServerConfig
 from dovetail.config.trust import mark_trusted
 from dovetail.core.errors import PolicyError, PolicyUnreachable, UsageError
 from dovetail.core.types import ActContext, WeightSnapshot
+from dovetail.episodes.log import EpisodeLog
 from dovetail.policies.gaussian_mlp import GaussianMLP, GaussianMLPConfig
 from dovetail.policies.remote.connection import Connection
 from dovetail.policies.remote.handshake import client_handshake, make_token
@@ -273,6 +277,15 @@ def test_server_without_receive_and_foreign_or_huge_weights_are_refused(arm):
         incoming.add(Message(kind="weights", fields={"component": "a"}, arrays={"x": np.zeros(26, np.float32)}))
 
 
+def test_weights_with_other_hashes_than_sha256_are_taken(arm):
+    """On Ray, arms get weights whose components are named by their version."""
+    with receiving() as address:
+        policy, made = arm(address), snapshot(1, 11)
+        names = {name: f"{name}@1" for name in made.components}
+        policy.load(WeightSnapshot(version=1, components=made.components, hashes=names))
+        np.testing.assert_array_equal(policy.act(inputs(policy.spec), STILL).actions, local(11))
+
+
 def test_weights_are_sent_in_parts_and_arrive_equal():
     arrays = {f"w{i}": np.full(3, i, np.float32) for i in range(600)}
     sent = WeightSnapshot(version=1, components={"big": arrays, "small": {"w": np.zeros(2)}}, hashes={})
@@ -320,3 +333,45 @@ def test_learning_with_a_killed_server_equals_learning_with_a_local_policy(tmp_p
     local, served = tmp_path / "local", tmp_path / "served"
     assert episode_digests(served) == episode_digests(local) and len(episode_digests(local)) > 5
     assert weight_digests(served) == weight_digests(local)
+
+
+@pytest.mark.extended
+@pytest.mark.parametrize("override", ["actor.layout=processes", "runtime=ray"])
+def test_resumed_run_continues_with_the_server_that_still_runs(tmp_path, override):
+    """A run is killed while it learns. Another run is then served, and the first one resumes after it."""
+    path, token = tmp_path / "c.yaml", make_token(tmp_path / "token")
+    path.write_text(CONFIG)
+    serve = (str(path), "--receive", "--token-file", str(token), "--port", "0")
+
+    def start(*words):
+        command = [sys.executable, "-m", "dovetail.cli", "run", *words, "--quiet"]
+        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        return subprocess.Popen(
+            command, cwd=tmp_path, env=environment, stderr=subprocess.PIPE, text=True, process_group=0
+        )
+
+    def finish(process):
+        errors = process.communicate(timeout=240)[1]
+        assert process.returncode == 0, errors
+
+    with serve_process(*serve, folder=tmp_path) as (_, address):
+        server = (f"policy_server.address={address}", f"policy_server.token_file={token}")
+        process = start(str(path), *server, override, "run.env_steps=1000000", "--name", "first")
+        folder = tmp_path / "runs" / "first"
+        wait_until(lambda: process.poll() is not None or num_episodes(folder) >= 3, timeout_s=120, what="episodes")
+        refused = start(str(path), *server, "--name", "second")
+        errors = refused.communicate(timeout=120)[1]
+        assert process.poll() is None, process.communicate()
+        assert "another run is connected to this server" in errors
+        assert refused.returncode == 1
+        os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+        time.sleep(10 if "ray" in override else 1)  # the arm's processes notice it
+        finish(start(str(path), *server, "--name", "third"))
+        before = num_episodes(folder)
+        finish(start("--resume", "first", f"run.env_steps={8 * (before + 5)}"))
+        assert num_episodes(folder) > before
+
+
+def num_episodes(folder):
+    return len(EpisodeLog(folder / "episodes").ids()) if (folder / "episodes").is_dir() else 0

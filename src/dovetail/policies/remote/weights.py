@@ -46,9 +46,8 @@ def new_run_id() -> str:
 
 
 def use_message(snapshot: WeightSnapshot, *, run: str) -> Message:
-    hashes = {
-        name: snapshot.hashes.get(name) or component_hash(arrays) for name, arrays in snapshot.components.items()
-    }
+    known = {name: value for name, value in snapshot.hashes.items() if _HASH.fullmatch(value)}  # others on Ray
+    hashes = {name: known.get(name) or component_hash(arrays) for name, arrays in snapshot.components.items()}
     return Message(kind="use", fields={"run": run, "version": snapshot.version, "hashes": hashes})
 
 
