@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,6 +17,8 @@ from dovetail.cli._judging_keys import JudgingKeys
 from dovetail.cli.main import main
 from dovetail.config.load import load
 from dovetail.core.errors import Interrupted, UsageError
+from dovetail.core.sequential_test import Answer
+from dovetail.runs.deployment import Deployment
 from dovetail.runs.folder import RunFolder
 from support.waiting import wait_until
 
@@ -81,3 +85,49 @@ def test_stopped_comparison_keeps_the_deployed_policy(run: Path, monkeypatch: py
     with pytest.raises(UsageError, match="nothing was deployed"):
         deployment.deploy(run, "second")
     assert deployment.deployment_of(run).deployed.weights == str(run)
+
+
+@pytest.mark.parametrize("second", [("--roll-back",), ("third",), ("third", "--approve"), ("--watch", "3")])
+def test_second_deploy_process_changes_nothing_while_one_compares(
+    run: Path, monkeypatch: pytest.MonkeyPatch, second: tuple[str, ...]
+) -> None:
+    """Without the lock, the first one would write its state over the change of the second."""
+    first = Deployment.load(RunFolder.open(run))
+    first.propose(str(run / "first"))
+    first.approve()
+    refused: list[subprocess.CompletedProcess[str]] = []
+
+    def compare(*given: Any, **options: Any) -> Any:
+        command = [sys.executable, "-m", "dovetail.cli", "deploy", str(run), *second]
+        refused.append(subprocess.run(command, capture_output=True, text=True, check=False))
+        test = SimpleNamespace(success=None)
+        return SimpleNamespace(stopped=False, b=test, answer=Answer.NOT_WORSE)
+
+    monkeypatch.setattr(deployment, "compare", compare)
+    monkeypatch.setattr(deployment, "_pinned", lambda candidate, runs_dir: str(candidate))
+    assert deployment.deploy(run, "second").deployed
+    (one,) = refused
+    assert one.returncode == 2 and one.stderr.count("\n") == 1, one.stderr
+    assert "another process changes what is deployed in" in one.stderr and "Ctrl-C there" in one.stderr
+    state = deployment.deployment_of(run)
+    assert state.deployed.weights == "second" and state.candidate is None
+    assert [one.weights for one in state.earlier] == [str(run), str(run / "first")]
+    assert deployment.roll_back(run)  # the lock is free again
+    assert deployment.deployment_of(run).deployed.weights == str(run / "first")
+
+
+def test_killed_deploy_process_leaves_no_lock(run: Path) -> None:
+    hold = (
+        "import sys, time; from pathlib import Path; from dovetail.runs.folder import RunFolder; from "
+        "dovetail.runs.deployment import deployment_lock\n"
+        "with deployment_lock(RunFolder.open(Path(sys.argv[1]))): print('held', flush=True); time.sleep(60)"
+    )
+    state = Deployment.load(RunFolder.open(run))
+    state.propose("second")
+    with subprocess.Popen([sys.executable, "-c", hold, str(run)], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None and process.stdout.readline() == "held\n"
+        with pytest.raises(UsageError, match="another process changes what is deployed"):
+            deployment.approve(run)
+        process.kill()
+    assert deployment.approve(run)
+    assert deployment.deployment_of(run).deployed.weights == "second"

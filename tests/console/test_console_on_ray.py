@@ -77,8 +77,8 @@ def test_run_on_ray_is_watched_taken_over_stopped_and_ended(page, tmp_path):
         page.wait_for_selector("[data-role=robot-0].dt-warn")
         page.click('[data-event="acknowledge"]')
         until(has_control(console, "policy", "idle"), what="the arm to continue")
-        page.on("dialog", lambda dialog: dialog.accept())
         page.click('[data-event="stop"]')
+        page.click(".dt-ask .dt-main-button")
         output, _ = process.communicate(timeout=60)
         assert process.returncode == 130, output
         assert "robot-0 has stopped: " in output and "robot-0 continues" in output

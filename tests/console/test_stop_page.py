@@ -113,3 +113,54 @@ def test_stop_needs_no_free_connection_of_the_browser(arm, console, page):
     page.keyboard.press("Escape")
     assert shown(page, "confirmed").startswith("stop confirmed by robot")
     assert arm.stop.emergency
+
+
+def press_end_run(page, events):
+    """Press "End run", so that the question is open; `events` gets every event that the page sends."""
+    page.on("dialog", lambda dialog: (events.append("a dialog of the browser"), dialog.accept()))
+    page.on(
+        "request", lambda sent: events.append(sent.post_data_json["event"]) if "/api/event" in sent.url else None
+    )
+    page.wait_for_function("window.dovetail.state !== null")
+    page.click('[data-event="stop"]')
+    page.wait_for_selector(".dt-ask")
+    assert page.evaluate("document.activeElement.textContent") == "Cancel"
+
+
+@pytest.mark.extended
+@pytest.mark.parametrize("width", [1280, 390])  # a phone, too
+@pytest.mark.parametrize("how", ["Escape", "click"])
+def test_question_whether_to_end_the_run_leaves_stop_and_escape_working(arm, console, page, width, how):
+    page.set_viewport_size({"width": width, "height": 800})
+    console.enter(page)
+    events = []
+    press_end_run(page, events)
+    page.click("#dt-emergency") if how == "click" else page.keyboard.press("Escape")
+    wait_until(lambda: arm.stop.emergency)
+    assert shown(page, "confirmed").startswith("stop confirmed by robot")
+    page.wait_for_selector(".dt-ask", state="detached")
+    assert events == []  # the run goes on
+
+
+@pytest.mark.extended
+def test_run_ends_only_after_yes(arm, console, page):
+    console.enter(page)
+    events = []
+    press_end_run(page, events)
+    page.keyboard.press("Enter")  # Cancel has the focus
+    page.wait_for_selector(".dt-ask", state="detached")
+    assert page.evaluate("document.activeElement.dataset.event") == "stop" and events == []
+    page.click('[data-event="stop"]')
+    with page.expect_response("**/api/event") as answer:
+        page.click(".dt-ask .dt-main-button")
+    assert answer.value.ok and events == ["stop"]
+    page.wait_for_selector(".dt-ask", state="detached")
+    assert not arm.stop.emergency
+
+
+@pytest.mark.extended
+def test_stop_button_is_free_while_the_help_is_open(arm, console, page):
+    console.enter(page)
+    page.click("#dt-help-open")
+    page.click("#dt-emergency")
+    wait_until(lambda: arm.stop.emergency)

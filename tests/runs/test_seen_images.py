@@ -90,6 +90,7 @@ def test_acting_policy_learner_and_replay_agree(tmp_path):
             real_time=False,
             consecutive=None,
             components=None,
+            run_id=None,
             weights=None,
             spool=Path("spool"),
             temp_folder=Path(),

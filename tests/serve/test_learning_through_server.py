@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import shutil
 import signal
+import socket
+import subprocess
+import sys
 import threading
+import time
 from contextlib import ExitStack, contextmanager
 
 import numpy as np
@@ -11,12 +18,16 @@ import pytest
 
 from dovetail.config.load import load
 from dovetail.config.policy_server import LearningServerConfig
+from dovetail.config.trust import mark_trusted
 from dovetail.core.errors import PolicyError, PolicyUnreachable, UsageError
 from dovetail.core.types import ActContext, WeightSnapshot
+from dovetail.episodes.log import EpisodeLog
 from dovetail.policies.gaussian_mlp import GaussianMLP, GaussianMLPConfig
-from dovetail.policies.remote.handshake import make_token
+from dovetail.policies.remote.connection import Connection
+from dovetail.policies.remote.handshake import client_handshake, make_token
+from dovetail.policies.remote.requests import act_message
 from dovetail.policies.remote.trained import TrainedRemotePolicy
-from dovetail.policies.remote.weights import IncomingWeights, weight_messages
+from dovetail.policies.remote.weights import IncomingWeights, use_message, weight_messages
 from dovetail.policies.remote.wire import Message
 from dovetail.robot_host.following_policy import FollowingPolicy
 from dovetail.runs.assembly.build import build_assembly
@@ -24,9 +35,11 @@ from dovetail.runs.folder import RunFolder
 from dovetail.runtime.inline import InlineRun
 from dovetail.serve.server import PolicyServer
 from dovetail.serve.weights import ServedWeights
-from support.policy_servers import ROBOT, TOKEN, inputs, serve_process
+from support.policy_servers import ROBOT, TOKEN, client, inputs, serve_process
 from support.run_digests import episode_digests, weight_digests
+from support.waiting import wait_until
 
+RUN, OTHER_RUN = "a" * 32, "b" * 32
 STILL = ActContext(deterministic=True)
 CONFIG = """
 task: {type: "dovetail.testing.fakes:FakeTask", max_steps: 8}
@@ -70,14 +83,37 @@ def arm(monkeypatch):
     monkeypatch.setenv("TEST_TOKEN", TOKEN.decode())
     made = []
 
-    def connect(address, *, waits=False, **settings):
+    def connect(address, *, waits=False, run=RUN, **settings):
         config = LearningServerConfig(address=address, token_env="TEST_TOKEN", **settings)
-        made.append(TrainedRemotePolicy(config, spec=make().spec, waits=waits))
+        untrained = make(4).weights
+        made.append(TrainedRemotePolicy(config, spec=make().spec, run=run, untrained=untrained, waits=waits))
         return made[-1]
 
     yield connect
     for policy in made:
         policy.close()
+
+
+def ask(connection: Connection, message: Message) -> Message:
+    connection.send(message, deadline_s=time.monotonic() + 10)
+    return connection.receive(deadline_s=time.monotonic() + 10)
+
+
+def loads(policy: TrainedRemotePolicy, weights: WeightSnapshot) -> bool:
+    """False: the server has not noticed yet that the other run has left."""
+    try:
+        policy.load(weights)
+    except PolicyError:
+        return False
+    return True
+
+
+def answers(policy: TrainedRemotePolicy) -> bool:
+    try:
+        policy.act(inputs(policy.spec), STILL)
+    except PolicyError:
+        return False
+    return True
 
 
 def local(seed: int):
@@ -122,6 +158,109 @@ def test_restarted_server_gets_the_weights_again_and_a_missing_one_means_hold(ar
     np.testing.assert_array_equal(chunk.actions, local(12))
 
 
+def test_plain_client_is_refused_until_weights_have_arrived(arm):
+    with receiving() as address, client(address) as plain:
+        with pytest.raises(PolicyUnreachable, match=r"no weights have arrived yet.*Start the run that sends them"):
+            plain.warmup()
+        sender = arm(address)
+        sender.warmup()  # sends nothing
+        with pytest.raises(PolicyUnreachable, match="no weights have arrived yet"):
+            plain.act(inputs(plain.spec), STILL)
+        sender.load(snapshot(1, 11))
+        chunk = plain.act(inputs(plain.spec), STILL)
+        assert chunk.policy_version == 1
+        np.testing.assert_array_equal(chunk.actions, local(11))
+
+
+def test_run_without_trained_weights_acts_with_its_own_untrained_ones(arm):
+    """Not with those of the run before, nor with those that the server made (seed 3)."""
+    with receiving() as address:
+        earlier = arm(address)
+        earlier.load(snapshot(9, 19))
+        earlier.close()
+        policy = arm(address, run=OTHER_RUN)
+        wait_until(lambda: answers(policy))
+        chunk = policy.act(inputs(policy.spec), STILL)
+    assert chunk.policy_version == 0
+    np.testing.assert_array_equal(chunk.actions, local(4))
+
+
+def test_untrained_weights_are_not_sent_if_the_server_made_the_same(arm, monkeypatch):
+    sent = []
+    monkeypatch.setattr("dovetail.policies.remote.trained.weight_messages", lambda snapshot: sent.append(1) or [])
+    with receiving() as address:
+        policy = arm(address)
+        policy._untrained = make().weights  # seed 3, as the server
+        chunk = policy.act(inputs(policy.spec), STILL)
+    assert chunk.policy_version == 0 and not sent
+    np.testing.assert_array_equal(chunk.actions, local(3))
+
+
+def test_second_run_is_refused_while_the_first_is_connected_and_takes_over_later(arm):
+    log: list[str] = []
+    with receiving(log) as address, client(address) as plain:
+        first, second = arm(address), arm(address, run=OTHER_RUN)
+        first.load(snapshot(5, 15))
+        for call in (lambda: second.load(snapshot(9, 19)), lambda: second.act(inputs(second.spec), STILL)):
+            with pytest.raises(
+                PolicyError, match=r"another run is connected to this server.*or start another server"
+            ):
+                call()
+        np.testing.assert_array_equal(first.act(inputs(first.spec), STILL).actions, local(15))
+        first.close()
+        wait_until(lambda: loads(second, snapshot(4, 14)))
+        chunk = second.act(inputs(second.spec), STILL)  # of another run: an older version is not outdated
+        assert chunk.policy_version == 4
+        np.testing.assert_array_equal(chunk.actions, local(14))
+        with pytest.raises(PolicyError, match="another run is connected"):
+            first.act(inputs(first.spec), STILL)
+        np.testing.assert_array_equal(plain.act(inputs(plain.spec), STILL).actions, local(14))
+    assert log.count("another run takes over") == 1
+
+
+def test_weights_of_a_run_that_left_answer_neither_the_next_run_nor_a_plain_client(arm):
+    """Both runs have a version 5. The second one is connected, and its weights are still on their way."""
+    with receiving() as address, client(address) as plain:
+        first = arm(address)
+        first.load(snapshot(5, 15))
+        first.close()
+        host, port = address.split(":")
+        with contextlib.closing(Connection(socket.create_connection((host, int(port))))) as second:
+            client_handshake(second, TOKEN, deadline_s=time.monotonic() + 10)
+            use = use_message(snapshot(5, 16), run=OTHER_RUN)
+            wait_until(lambda: ask(second, use).kind == "send")
+            request = act_message(1, inputs(first.spec), STILL, min_version=5, run=OTHER_RUN)
+            assert ask(second, request).kind == "outdated"
+            with pytest.raises(PolicyUnreachable, match="no weights have arrived yet"):
+                plain.act(inputs(plain.spec), STILL)
+            for part in weight_messages(snapshot(5, 16)):
+                assert ask(second, part).kind == "done"
+            assert ask(second, use).kind == "using" and ask(second, request).kind == "chunk"
+            assert ask(second, Message(kind="use", fields=use.fields | {"run": None})).kind == "error"
+
+
+def test_weights_without_a_request_to_use_them_are_refused():
+    with receiving() as address:
+        host, port = address.split(":")
+        with contextlib.closing(Connection(socket.create_connection((host, int(port))))) as guest:
+            client_handshake(guest, TOKEN, deadline_s=time.monotonic() + 10)
+            answer = ask(guest, next(iter(weight_messages(snapshot(1, 11)))))
+    assert "should follow a request to use them" in answer.fields["message"]
+
+
+def test_resumed_run_has_the_same_id_and_a_copy_of_its_folder_another(tmp_path):
+    path = tmp_path / "c.yaml"
+    path.write_text(CONFIG)
+    without = RunFolder.create(tmp_path / "without", load([path]))
+    assert without.run_id() is None
+    config = load([path], ["policy_server.address=localhost:1"])
+    run, other = RunFolder.create(tmp_path / "r", config), RunFolder.create(tmp_path / "s", config)
+    assert run.run_id() == RunFolder.open(run.path).run_id() != other.run_id()
+    copy = shutil.copytree(run.path, tmp_path / "copy")
+    mark_trusted(copy)
+    assert RunFolder.open(copy).run_id() != run.run_id()
+
+
 def test_server_without_receive_and_foreign_or_huge_weights_are_refused(arm):
     with receiving(receive=False) as address, pytest.raises(PolicyError, match=r"Start it with --receive"):
         arm(address).load(snapshot(1, 11))
@@ -136,6 +275,15 @@ def test_server_without_receive_and_foreign_or_huge_weights_are_refused(arm):
     incoming = IncomingWeights(max_bytes=100)
     with pytest.raises(UsageError, match="larger than the policy"):
         incoming.add(Message(kind="weights", fields={"component": "a"}, arrays={"x": np.zeros(26, np.float32)}))
+
+
+def test_weights_with_other_hashes_than_sha256_are_taken(arm):
+    """On Ray, arms get weights whose components are named by their version."""
+    with receiving() as address:
+        policy, made = arm(address), snapshot(1, 11)
+        names = {name: f"{name}@1" for name in made.components}
+        policy.load(WeightSnapshot(version=1, components=made.components, hashes=names))
+        np.testing.assert_array_equal(policy.act(inputs(policy.spec), STILL).actions, local(11))
 
 
 def test_weights_are_sent_in_parts_and_arrive_equal():
@@ -185,3 +333,45 @@ def test_learning_with_a_killed_server_equals_learning_with_a_local_policy(tmp_p
     local, served = tmp_path / "local", tmp_path / "served"
     assert episode_digests(served) == episode_digests(local) and len(episode_digests(local)) > 5
     assert weight_digests(served) == weight_digests(local)
+
+
+@pytest.mark.extended
+@pytest.mark.parametrize("override", ["actor.layout=processes", "runtime=ray"])
+def test_resumed_run_continues_with_the_server_that_still_runs(tmp_path, override):
+    """A run is killed while it learns. Another run is then served, and the first one resumes after it."""
+    path, token = tmp_path / "c.yaml", make_token(tmp_path / "token")
+    path.write_text(CONFIG)
+    serve = (str(path), "--receive", "--token-file", str(token), "--port", "0")
+
+    def start(*words):
+        command = [sys.executable, "-m", "dovetail.cli", "run", *words, "--quiet"]
+        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        return subprocess.Popen(
+            command, cwd=tmp_path, env=environment, stderr=subprocess.PIPE, text=True, process_group=0
+        )
+
+    def finish(process):
+        errors = process.communicate(timeout=240)[1]
+        assert process.returncode == 0, errors
+
+    with serve_process(*serve, folder=tmp_path) as (_, address):
+        server = (f"policy_server.address={address}", f"policy_server.token_file={token}")
+        process = start(str(path), *server, override, "run.env_steps=1000000", "--name", "first")
+        folder = tmp_path / "runs" / "first"
+        wait_until(lambda: process.poll() is not None or num_episodes(folder) >= 3, timeout_s=120, what="episodes")
+        refused = start(str(path), *server, "--name", "second")
+        errors = refused.communicate(timeout=120)[1]
+        assert process.poll() is None, process.communicate()
+        assert "another run is connected to this server" in errors
+        assert refused.returncode == 1
+        os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+        time.sleep(10 if "ray" in override else 1)  # the arm's processes notice it
+        finish(start(str(path), *server, "--name", "third"))
+        before = num_episodes(folder)
+        finish(start("--resume", "first", f"run.env_steps={8 * (before + 5)}"))
+        assert num_episodes(folder) > before
+
+
+def num_episodes(folder):
+    return len(EpisodeLog(folder / "episodes").ids()) if (folder / "episodes").is_dir() else 0

@@ -44,6 +44,7 @@ _VALUES: tuple[Any, ...] = (
     None, True, False, 0, -1, 1, 1.5, -0.0, 1e308, "", "hello", "\ud800", "\x1b[2J", "float32", "O", "S999999999", "U9",
     [], {}, [[]], {"a": {}}, *_HUGE, *(-one for one in _HUGE), "x" * 5000,
 )  # fmt: skip
+_RUN = "0123456789abcdef" * 2
 _WEIGHTS = WeightSnapshot(
     version=3,
     components={"actor": {"w": np.arange(6, dtype=np.float32)}, "normalizer": {"mean/x": np.zeros(2, np.float64)}},
@@ -105,7 +106,7 @@ def fuzz_server(end_s: float, rng: random.Random) -> Counter[str]:
     fields = {"number": 1, "deterministic": True, "seed": None, "delay": 0, "horizon": 1}
     arrays = {"force": np.zeros((1, 2), np.float32), "context/prefix": np.zeros((1, 3, 2), np.float32)}
     act = encode(Message(kind="act", fields=fields, arrays=arrays))
-    requests = (act, act, *map(encode, (use_message(_WEIGHTS), *weight_messages(_WEIGHTS))))
+    requests = (act, act, *map(encode, (use_message(_WEIGHTS, run=_RUN), *weight_messages(_WEIGHTS))))
     taken = _Taken()
     weights = ServedWeights(taken, max_bytes=1 << 20, log=log.append)
     with serving(policy, log=log, weights=weights) as address, client(address) as robot:
@@ -127,6 +128,9 @@ def fuzz_server(end_s: float, rng: random.Random) -> Counter[str]:
                         pass
             counts["proven" if is_proven else "stranger"] += 1
             if sum(counts.values()) % 20 == 0:
+                with learning_client(address) as sender:
+                    sender.load(_WEIGHTS)
+                    assert sender.act(inputs(policy.spec), _DETERMINISTIC).policy_version == 7
                 assert robot.act(inputs(policy.spec), _DETERMINISTIC).policy_version == 7
     assert not failures, failures[0]
     assert all(line.isprintable() for line in log)
@@ -222,7 +226,8 @@ def learning_client(address: str, **settings: float) -> Iterator[TrainedRemotePo
     """The client of a run that learns: it sends weights."""
     os.environ["TEST_TOKEN"] = TOKEN.decode()
     config = LearningServerConfig(address=address, token_env="TEST_TOKEN", weights_timeout_s=0.3, **settings)
-    policy = TrainedRemotePolicy(config, spec=ScriptedPolicy().spec, waits=False)
+    spec, untrained = ScriptedPolicy().spec, _WEIGHTS.components
+    policy = TrainedRemotePolicy(config, spec=spec, run=_RUN, untrained=lambda: untrained, waits=False)
     try:
         yield policy
     finally:

@@ -115,7 +115,8 @@ def inputs(spec: PolicySpec, *, num: int = 1, seed: int = 0) -> dict[str, Array]
 @contextmanager
 def serve_process(*arguments: str, folder: Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
     """Run `dovetail serve` in a process. When it is ready, yield the process and its address."""
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(TESTS)}
+    python_path = os.pathsep.join([str(TESTS), os.environ.get("PYTHONPATH", "")])
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": python_path}
     process = subprocess.Popen(
         [sys.executable, "-m", "dovetail.cli", "serve", *arguments],
         cwd=folder,

@@ -14,7 +14,7 @@ from dovetail.api.names import RUNS_DIR, find_run
 from dovetail.api.opened_run import Run
 from dovetail.api.weights import find_weights
 from dovetail.core.errors import RunFolderError, UsageError
-from dovetail.runs.deployment import Deployment
+from dovetail.runs.deployment import Deployment, deployment_lock
 from dovetail.runs.deployment_request import Change, request_change
 from dovetail.runs.folder import RunFolder
 
@@ -111,7 +111,8 @@ def _changing(run: Run | str | Path, runs_dir: Path | str) -> Iterator[Deploymen
     """The deployment of a run, which nothing else changes meanwhile."""
     folder = deployment_of(run, runs_dir=runs_dir).folder
     if folder.config.deploy is None:  # the run itself does not use it
-        yield Deployment.load(folder)
+        with deployment_lock(folder):
+            yield Deployment.load(folder)
         return
     try:
         folder.lock()

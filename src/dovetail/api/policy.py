@@ -160,7 +160,7 @@ def receiving_policy(
     place: Mapping[str, Any] | None = None,
 ) -> FollowingPolicy:
     """The policy of a run that learns elsewhere, for a policy server to which the arms send the weights. Until then it is
-    untrained. `folder`: the run's folder, if this machine has it. `place`: as in `following_policy`."""
+    untrained and does not act. `folder`: the run's folder, if this machine has it. `place`: as in `following_policy`."""
     section = replace(config.policy, config=config.policy.config.model_copy(update=dict(place or {})))
     check_device(section)
     robot = robot_of_config(config)
@@ -172,7 +172,7 @@ def receiving_policy(
 
     policy = FollowingPolicy(make, store=store, takes_weights=True, log=log)
     policy.following = False  # the arms of the run say which version to use
-    log(f"policy '{policy.spec.name}', untrained until an arm of its run connects")
+    log(f"policy '{policy.spec.name}', no weights until an arm of its run connects")
     return policy
 
 

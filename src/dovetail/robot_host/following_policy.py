@@ -113,10 +113,15 @@ class FollowingPolicy:
     @property
     def max_weight_bytes(self) -> int:
         """Limit for weights from elsewhere: twice the policy's own, because types may be wider."""
-        if not isinstance(self._acting, HasWeights):
+        weights = self.weights()
+        if weights is None:
             return _MAX_WEIGHT_BYTES
-        arrays = (array for component in self._acting.weights().values() for array in component.values())
+        arrays = (array for component in weights.values() for array in component.values())
         return 2 * sum(array.nbytes for array in arrays) + (1 << 20)
+
+    def weights(self) -> Mapping[str, Mapping[str, Array]] | None:
+        """The weights of the policy that acts, if it tells them."""
+        return self._acting.weights() if isinstance(self._acting, HasWeights) else None
 
     def stored(self, version: int) -> WeightSnapshot | None:
         """A version of the store, if it has it."""

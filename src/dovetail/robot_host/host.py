@@ -67,6 +67,7 @@ class RobotHost:
         spool: Path | None = None,
         weights: Path | None = None,
         components: Path | None = None,
+        run_id: str | None = None,
         should_stop: Callable[[], bool] = lambda: False,
         link: LiveLink | None = None,
         success_detection: SuccessDetection | None = None,
@@ -83,6 +84,7 @@ class RobotHost:
         self._delete_episodes = spool is None
         self._weights = weights.absolute() if weights else None  # where the run publishes weights
         self._components = components.absolute() if components else None  # the initial components of the policy
+        self._run_id = run_id
         self._should_stop, self._link, self._lock_descriptor = should_stop, link, lock_descriptor
         self._success_detection = success_detection  # ends an online episode that has succeeded
         self._processes: dict[str, HostProcess] = {}
@@ -366,6 +368,7 @@ class RobotHost:
             real_time=self._real_time,
             consecutive=detection.consecutive if detection else None,
             components=self._components,
+            run_id=self._run_id,
             weights=self._weights,
             spool=self._spool.folder,
             temp_folder=self._temp_folder.path,

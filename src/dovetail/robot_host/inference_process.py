@@ -40,6 +40,7 @@ def run(context: ProcessContext) -> None:
             seed=settings["seed"],
             components=components,
             server=server,
+            run_id=settings["run_id"],
             simulated=settings["simulated"],
         )
 

@@ -25,6 +25,7 @@ class ProcessSettings:
     real_time: bool
     consecutive: int | None  # see SuccessDetection
     components: Path | None
+    run_id: str | None  # for a policy server
     weights: Path | None
     spool: Path
     temp_folder: Path
@@ -78,6 +79,7 @@ class ProcessSettings:
         return {
             "policy": config.policy.to_plain(),
             "server": config.policy_server.model_dump(mode="json") if config.policy_server else None,
+            "run_id": self.run_id,
             "simulated": not self.real_time,
             "robot": policy_robot(config, self.spec).to_json(),
             "seed": config.run.seed,

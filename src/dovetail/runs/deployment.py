@@ -12,12 +12,16 @@ its own weights are deployed: the deployed one is pinned, and those to which it 
 
 from __future__ import annotations
 
+import fcntl
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from dovetail.config.trust import is_inside, is_trusted
+from dovetail.core.disk import open_lock
 from dovetail.core.errors import PluginError, StoreError, UsageError, one_line
 from dovetail.core.rollback_test import RollbackTest, rollback_test
 from dovetail.core.sequential_test import Answer
@@ -25,9 +29,10 @@ from dovetail.runs.folder import RunFolder
 from dovetail.runs.paired_comparison import PairedComparison
 from dovetail.weights.store import DiskWeightStore
 
-__all__ = ["DEPLOYMENT", "Deployed", "Deployment"]
+__all__ = ["DEPLOYMENT", "Deployed", "Deployment", "deployment_lock"]
 
 DEPLOYMENT = "deployment.json"
+_LOCK = ".deployment.lock"
 _FALSE_ALARM_RATE = 0.01
 _MAX_NAME = 4096
 _VERSION_FILE = re.compile(r"v(\d+)\.json")
@@ -277,6 +282,31 @@ class Deployment:
 
     def _write(self) -> None:
         self.folder.write_json(DEPLOYMENT, self.to_json())
+
+
+@contextmanager
+def deployment_lock(folder: RunFolder) -> Iterator[None]:
+    """Be the only process that changes what is deployed in a run without a gate. The lock ends with the process.
+
+    The lock of the run folder is not used: the run itself may be active, and does not use its deployment."""
+    with _open_lock(folder.path / _LOCK) as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise UsageError(
+                f"another process changes what is deployed in {folder.path}: `dovetail deploy` or the console. Wait for its "
+                "end or press Ctrl-C there, then repeat this"
+            ) from error
+        yield
+
+
+def _open_lock(path: Path) -> BinaryIO:
+    try:
+        return open_lock(path)
+    except OSError as error:
+        raise StoreError(
+            f"cannot write {path}: {error.strerror}. Check who may write to the run folder"
+        ) from error
 
 
 def _deployed(data: Any) -> Deployed:

@@ -13,7 +13,7 @@ from enum import StrEnum
 from typing import Any
 
 from dovetail.core.errors import DovetailError, RunFolderError, UsageError
-from dovetail.runs.deployment import Deployment
+from dovetail.runs.deployment import Deployment, deployment_lock
 from dovetail.runs.folder import RunFolder
 
 __all__ = ["REQUEST", "Change", "apply_change", "check_change", "request_change", "take_request"]
@@ -34,7 +34,8 @@ def request_change(folder: RunFolder, change: Change, *, seen: str, by: str) -> 
     """
     check_change(Deployment.load(folder), change, seen=seen)
     if folder.config.deploy is None:
-        apply_change(Deployment.load(folder), change, seen=seen, by=by)
+        with deployment_lock(folder):
+            apply_change(Deployment.load(folder), change, seen=seen, by=by)
         return True
     try:
         folder.lock()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import secrets
 import shutil
 import time
 from collections.abc import Iterator, Mapping
@@ -24,6 +25,7 @@ from dovetail.core.disk import (
     open_lock,
     parse_json,
     read_file,
+    sha256,
     write_atomic,
 )
 from dovetail.core.errors import RunFolderError, StoreError
@@ -35,6 +37,7 @@ __all__ = ["RunFolder", "read_events"]
 
 _EVENTS = "events.jsonl"
 _AFTER = "evaluations/after.json"
+_RUN_ID = "run_id.json"
 _CONTINUES = {"demos", "env_steps", "eval_episodes", "stop_when_solved"}  # a finished run continues if one changes
 
 
@@ -95,6 +98,17 @@ class RunFolder:
                     f"{path} is a hard link, and writing would change its other name too. Delete {self.replay}: it is "
                     "made again"
                 )
+
+    def run_id(self) -> str | None:
+        """Tells a run with a policy server from all others, also from a copy of its folder, which has another inode. Made
+        once, by the process that has the lock; None without a server."""
+        if self.config.policy_server is None:
+            return None
+        data = self.read_json(_RUN_ID)
+        if data is None:
+            data = {"id": secrets.token_hex(16)}
+            self.write_json(_RUN_ID, data)
+        return sha256(f"{data.get('id')} {self.path.stat().st_ino}".encode())[:32]
 
     def change(self, changes: Mapping[str, Any]) -> None:
         """Change settings of a locked run that continues. Raises UsageError for those that must not change, before any is

@@ -49,8 +49,8 @@ class _Setup:
 class PairedPlayer:
     """`play` runs one episode of one policy; `close` at the end.
 
-    Simulated robots of both policies stay open. A real robot is opened for one policy at a time: if the policies differ in
-    more than their weights, each change restarts the processes of the arm.
+    Simulated robots of both policies stay open. A real robot, or a policy server, is opened for one policy at a time: if the
+    policies differ in more than their weights, each change restarts the processes of the arm.
     """
 
     def __init__(self, *, should_stop: Callable[[], bool] = lambda: False) -> None:
@@ -89,8 +89,8 @@ class PairedPlayer:
     def _open(self, contender: Contender) -> _Setup:
         key = contender.setup
         if key not in self._setups:
-            if not self.simulated:
-                self.close()  # one process at a time may have the arm
+            if not self.simulated or contender.config.policy_server is not None:
+                self.close()  # one process at a time may have the arm, and one run at a time a policy server
             assembly = build_assembly(
                 contender.config,
                 components=contender.components,

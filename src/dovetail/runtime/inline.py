@@ -55,7 +55,13 @@ class InlineRuntime:
         live: Callable[[RobotSpec], LiveLink] | None,
     ) -> None:
         self._folder, self._config = folder, folder.config
-        assembly = build_assembly(folder.config, components=folder.components, should_stop=should_stop, live=live)
+        assembly = build_assembly(
+            folder.config,
+            components=folder.components,
+            run_id=folder.run_id(),
+            should_stop=should_stop,
+            live=live,
+        )
         self._assembly, self._should_stop = assembly, assembly.should_stop
         self._on_status = on_status if assembly.link is None else with_live_link(on_status, assembly.link, folder)
         self.on_checkpoint: Callable[[], None] = lambda: None

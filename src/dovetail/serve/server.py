@@ -13,8 +13,14 @@ from dovetail.core.errors import DovetailError, UsageError
 from dovetail.core.unproven_connections import UnprovenConnections
 from dovetail.policies.remote.connection import Connection
 from dovetail.policies.remote.handshake import check_token, server_handshake
-from dovetail.policies.remote.requests import chunk_message, max_request_bytes, read_act, read_min_version
-from dovetail.policies.remote.weights import IncomingWeights
+from dovetail.policies.remote.requests import (
+    NO_WEIGHTS,
+    chunk_message,
+    max_request_bytes,
+    read_act,
+    read_min_version,
+)
+from dovetail.policies.remote.weights import IncomingWeights, read_run
 from dovetail.policies.remote.wire import MAX_BODY, Message, WireError
 from dovetail.serve.batching import DEFAULT_ROWS, Batcher, Computed, ServedPolicy
 from dovetail.serve.listener import (
@@ -162,6 +168,8 @@ class PolicyServer:
     def _forget(self, connection: Connection) -> None:
         self._unproven.remove(connection)
         self._batcher.forget(connection)
+        if self._weights is not None:
+            self._weights.forget(connection)
         connection.close()
         with self._lock:
             self._clients.discard(connection)
@@ -176,10 +184,14 @@ class PolicyServer:
             if request.kind in ("use", "weights"):
                 if self._weights is None or incoming is None:
                     raise UsageError("the weights of this server do not change. Start it with --receive")
-                return self._weights.respond(request, incoming)
+                return self._weights.respond(request, incoming, client=connection)
             if request.kind != "act":
                 raise UsageError(f"unknown request {request.kind[:20]!r}")
-            min_version = read_min_version(request)
+            min_version, run = read_min_version(request), read_run(request)
+            if run is not None and (self._weights is None or not self._weights.are_of(run)):
+                return Message(kind="outdated")
+            if self._weights is not None and not self._weights.have_arrived:
+                return Message(kind=NO_WEIGHTS)
             chunk = self._compute(connection, request).chunk
             if chunk.policy_version < min_version:
                 return Message(kind="outdated", fields={"policy_version": int(chunk.policy_version)})

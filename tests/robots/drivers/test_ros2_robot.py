@@ -153,7 +153,9 @@ def test_a_robot_that_no_longer_listens_is_a_fault(world: World, robot: Ros2Robo
     robot.observe()
     world.faults.ask("deaf")
     action = np.concatenate((START, np.ones(12))).astype(np.float32)
-    with pytest.raises(RobotError, match="robot no longer listens to /igris_b/packy/(target_joints|finger_target)"):
+    with pytest.raises(
+        RobotError, match=r"robot no longer listens to /igris_b/packy/(target_joints|finger_target)"
+    ):
         repeat(lambda: robot.send(action))
     guard.close()
 

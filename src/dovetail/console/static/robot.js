@@ -1,4 +1,5 @@
 // Shared by Live and Take over: images, the choice of the arm, the control state, and the buttons that send events.
+import { ask } from "./ask.js";
 import { chooseArm, chosenArm, me, sendEvent, typing } from "./console.js";
 import { loadCameras } from "./live_cameras.js";
 import { purposeName, whoDrives } from "./words.js";
@@ -62,7 +63,7 @@ function show(state) {
 }
 
 async function press(button) {
-  if (button.dataset.confirm && !confirm(button.dataset.confirm)) return;
+  if (button.dataset.confirm && !await ask(button.dataset.confirm, button.querySelector("span").textContent)) return;
   if (await sendEvent(button.dataset.event)) {
     button.classList.add("dt-sent");
     setTimeout(() => button.classList.remove("dt-sent"), 500);

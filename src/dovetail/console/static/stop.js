@@ -15,6 +15,7 @@ export function pressStop() {
   show("STOP …", "sending");
   if (socket?.readyState === WebSocket.OPEN) socket.send(press.id);
   request(press);
+  dispatchEvent(new CustomEvent("dovetail:stop")); // closes an open question
   setTimeout(() => { if (press === newest && !press.over) notConfirmed(press, []); }, CONFIRM_MS);
 }
 

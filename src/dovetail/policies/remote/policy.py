@@ -20,7 +20,7 @@ from dovetail.core.types import ActContext, ActionChunk, Array, WeightSnapshot
 from dovetail.policies.inputs import check_inputs, zero_inputs
 from dovetail.policies.remote.connection import CannotConnect, Connection, ConnectionLost, DeadlineExceeded
 from dovetail.policies.remote.handshake import check_token, client_handshake, read_token, same_spec
-from dovetail.policies.remote.requests import act_message, max_response_bytes, read_chunk
+from dovetail.policies.remote.requests import NoWeights, act_message, max_response_bytes, read_chunk
 from dovetail.policies.remote.wire import Message, WireError
 
 __all__ = ["ADVICE", "RemoteConfig", "RemotePolicy", "check_address", "failure"]
@@ -57,6 +57,7 @@ class RemotePolicy:
         self._connection: Connection | None = None
         self._number = 0  # of the last request
         self._min_version = 0  # of the weights that may compute a chunk
+        self._run: str | None = None  # whose weights they are; None: any
         self._lock = threading.Lock()  # one request at a time
 
     @property
@@ -104,7 +105,7 @@ class RemotePolicy:
         self._number += 1
         started_s = time.monotonic()
         deadline_s = started_s + self._config.timeout_s
-        request = act_message(self._number, inputs, context, min_version=self._min_version)
+        request = act_message(self._number, inputs, context, min_version=self._min_version, run=self._run)
         connection.send(request, deadline_s=deadline_s)
         max_body = max_response_bytes(spec, num_rows=num_rows)
         response = connection.receive(deadline_s=deadline_s, max_body=max_body)
@@ -174,7 +175,8 @@ class RemotePolicy:
 
 def failure(error: WireError) -> type[PolicyError]:
     """The kind of error that a caller of the policy gets."""
-    return PolicyUnreachable if isinstance(error, ConnectionLost | DeadlineExceeded) else PolicyError
+    is_temporary = isinstance(error, ConnectionLost | DeadlineExceeded | NoWeights)
+    return PolicyUnreachable if is_temporary else PolicyError
 
 
 def _check_chunk(chunk: ActionChunk, spec: PolicySpec, num_rows: int) -> None:

@@ -1,9 +1,11 @@
 """Requests to a policy server and its responses, as messages of `wire`.
 
-robot:  act      observations, context, minimum version  server: chunk, outdated, or error
-robot:  reset                                            server: done
-robot:  use      version and hashes of weights           server: using, send, or error
-robot:  weights  arrays of a component, after `send`     server: done, or error
+robot:  act      observations, context, run and minimum version  server: chunk, outdated, no weights, or error
+robot:  reset                                                    server: done
+robot:  use      run, version and hashes of weights              server: using, send, or error
+robot:  weights  arrays of a component, after `send`             server: done, or error
+
+Only the robots of a run that learns name their run. Others get chunks of any weights that a run has sent.
 """
 
 from __future__ import annotations
@@ -22,6 +24,8 @@ from dovetail.policies.inputs import check_inputs
 from dovetail.policies.remote.wire import MAX_BODY, Message, WireError, checked_int
 
 __all__ = [
+    "NO_WEIGHTS",
+    "NoWeights",
     "OutdatedWeights",
     "act_message",
     "chunk_message",
@@ -35,11 +39,16 @@ __all__ = [
 ]
 
 MAX_ROWS = 64
+NO_WEIGHTS = "no weights"  # the kind of a response
 _PREFIX = "context/prefix"
 
 
 class OutdatedWeights(WireError):
-    """The server's weights are older than the request allows."""
+    """The server's weights are older than the request allows, or of another run."""
+
+
+class NoWeights(WireError):
+    """The server waits for the weights of a run. Until then its policy is untrained and does not act."""
 
 
 def max_request_bytes(spec: PolicySpec) -> int:
@@ -55,9 +64,13 @@ def max_response_bytes(spec: PolicySpec, *, num_rows: int) -> int:
     return min(num_rows * (16 * spec.horizon * math.prod(spec.action.shape) * 4 + 4096), MAX_BODY)
 
 
-def act_message(number: int, inputs: Mapping[str, Array], context: ActContext, *, min_version: int = 0) -> Message:
+def act_message(
+    number: int, inputs: Mapping[str, Array], context: ActContext, *, min_version: int = 0, run: str | None = None
+) -> Message:
     prefix = {} if context.prefix is None else {_PREFIX: context.prefix}
     fields = {"number": number, **context_fields(context), "min_version": min_version}
+    if run is not None:
+        fields["run"] = run
     return Message(kind="act", fields=fields, arrays={**inputs, **prefix})
 
 
@@ -124,6 +137,11 @@ def read_chunk(message: Message, number: int) -> tuple[ActionChunk, float]:
     """The response to request `number`, and the seconds that the server needed."""
     if message.kind == "outdated":
         raise OutdatedWeights("the server has older weights than the request names")
+    if message.kind == NO_WEIGHTS:
+        raise NoWeights(
+            "no weights have arrived yet, and the server does not act untrained. Start the run that sends them "
+            "(policy_server.address)"
+        )
     fields = message.expect("chunk").fields
     try:
         server_s, version = fields["server_s"], checked_int(fields["policy_version"], low=0, high=2**63 - 1)

@@ -26,7 +26,8 @@ class TrainedRemotePolicy(RemotePolicy):
     """A `RemotePolicy` whose weights are those of `load`, as for a local policy. The spec is that of the local policy.
 
     On every connection, the first request tells the server which weights to use, and sends them if it lacks them. So a
-    server that was restarted continues with the right weights. Every request names the oldest version that may answer it.
+    server that was restarted continues with the right weights. Every request names the run and the oldest version that may
+    answer it. Before the first `load`, the weights are `untrained()`, as version 0: a server never acts with others.
 
     With `waits`, a call waits for a server that is gone, up to `wait_s`: simulated time stands still, and the data is the
     same. Without it, the call fails, and the arm holds.
@@ -34,9 +35,19 @@ class TrainedRemotePolicy(RemotePolicy):
 
     brings_weights: ClassVar[bool] = False
 
-    def __init__(self, config: LearningServerConfig, *, spec: PolicySpec, waits: bool) -> None:
+    def __init__(
+        self,
+        config: LearningServerConfig,
+        *,
+        spec: PolicySpec,
+        run: str,
+        untrained: Callable[[], Mapping[str, Mapping[str, Array]]],
+        waits: bool,
+    ) -> None:
+        """`run`: see `new_run_id`; all arms of a run have the same one."""
         super().__init__(config)
-        self._server, self._spec, self._waits = config, spec, waits
+        self._server, self._spec, self._untrained, self._waits = config, spec, untrained, waits
+        self._run: str = run
         self._snapshot: WeightSnapshot | None = None
         self._informed: Connection | None = None  # the connection whose server uses these weights
 
@@ -52,6 +63,11 @@ class TrainedRemotePolicy(RemotePolicy):
 
         with self._lock:
             return self._patiently(lambda: self._request(exchange))
+
+    def warmup(self) -> None:
+        """Reach the server before the robot moves. It computes nothing, because it may have no weights yet."""
+        with self._lock:
+            self._patiently(lambda: self._request(lambda connection, spec: None))
 
     def load(self, snapshot: WeightSnapshot) -> None:
         """Use these weights from the next chunk on. If the server is gone, it gets them when it is back."""
@@ -84,9 +100,11 @@ class TrainedRemotePolicy(RemotePolicy):
 
     def _inform(self, connection: Connection) -> None:
         """Let the server use the weights that were loaded last."""
-        if self._snapshot is None or self._informed is connection:
+        if self._informed is connection:
             return
-        use = use_message(self._snapshot)
+        if self._snapshot is None:
+            self._snapshot = WeightSnapshot(version=0, components=self._untrained(), hashes={})
+        use = use_message(self._snapshot, run=self._run)
         if self._exchange(connection, use).kind == "send":
             for part in weight_messages(self._snapshot):
                 self._exchange(connection, part).expect("done")

@@ -1,8 +1,9 @@
-"""Weights in messages: a robot names the version that its run has trained, and sends what the server lacks."""
+"""Weights in messages: a robot names its run and the version that the run has trained, and sends what the server lacks."""
 
 from __future__ import annotations
 
 import re
+import secrets
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -12,10 +13,20 @@ from dovetail.core.tensor_files import tensor_blocks
 from dovetail.core.types import Array, WeightSnapshot
 from dovetail.policies.remote.wire import MAX_ARRAYS, MAX_BODY, Message, checked_int
 
-__all__ = ["IncomingWeights", "component_hash", "read_use", "use_message", "weight_messages"]
+__all__ = [
+    "IncomingWeights",
+    "component_hash",
+    "component_hashes",
+    "new_run_id",
+    "read_run",
+    "read_use",
+    "use_message",
+    "weight_messages",
+]
 
 _PART_BYTES = 1 << 26
 _HASH = re.compile("[0-9a-f]{64}")
+_RUN_ID = re.compile("[0-9a-f]{32}")
 _MAX_COMPONENTS = 256
 _MAX_NUM_ARRAYS = 1 << 17
 
@@ -25,11 +36,27 @@ def component_hash(arrays: Mapping[str, Array]) -> str:
     return sha256(tensor_blocks(arrays))
 
 
-def use_message(snapshot: WeightSnapshot) -> Message:
-    hashes = {
-        name: snapshot.hashes.get(name) or component_hash(arrays) for name, arrays in snapshot.components.items()
-    }
-    return Message(kind="use", fields={"version": snapshot.version, "hashes": hashes})
+def component_hashes(components: Mapping[str, Mapping[str, Array]]) -> dict[str, str]:
+    return {name: component_hash(arrays) for name, arrays in components.items()}
+
+
+def new_run_id() -> str:
+    """Tells a run from all others: version 9 of one run is not version 9 of another."""
+    return secrets.token_hex(16)
+
+
+def use_message(snapshot: WeightSnapshot, *, run: str) -> Message:
+    known = {name: value for name, value in snapshot.hashes.items() if _HASH.fullmatch(value)}  # others on Ray
+    hashes = {name: known.get(name) or component_hash(arrays) for name, arrays in snapshot.components.items()}
+    return Message(kind="use", fields={"run": run, "version": snapshot.version, "hashes": hashes})
+
+
+def read_run(message: Message) -> str | None:
+    """The run whose weights the request asks for; None: any. Raise UsageError if it is not an id."""
+    run = message.fields.get("run")
+    if run is not None and not (isinstance(run, str) and _RUN_ID.fullmatch(run)):
+        raise UsageError("the request has an invalid id of its run")
+    return run
 
 
 def read_use(message: Message) -> tuple[int, dict[str, str]]:
@@ -101,6 +128,6 @@ class IncomingWeights:
         self.clear()
         if not components:
             return None
-        if {name: component_hash(arrays) for name, arrays in components.items()} != hashes:
+        if component_hashes(components) != hashes:
             raise UsageError(f"the weights of version {version} did not arrive complete")
         return WeightSnapshot(version=version, components=components, hashes=dict(hashes))

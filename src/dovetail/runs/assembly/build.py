@@ -41,6 +41,8 @@ from dovetail.learn.setup import set_up
 from dovetail.live.emergency import EmergencyStopCheck
 from dovetail.live.link import LiveLink
 from dovetail.policies.device import find_device
+from dovetail.policies.remote.policy import RemotePolicy
+from dovetail.policies.remote.weights import new_run_id
 from dovetail.policies.trainable import ExplainsAbilities, TrainablePolicy
 from dovetail.rewards.early_success import check_success_detection, make_success_detection
 from dovetail.robot_host.arm_lock import ArmLock
@@ -76,6 +78,7 @@ class Assembly:
     workcell: Workcell
     should_stop: Callable[[], bool]
     components: Path | None = None  # the run's copies of the components that its policy started from
+    run_id: str = field(default_factory=new_run_id)  # for a policy server
     link: LiveLink | None = None  # to the console
     on_restart: Callable[[str, int], None] | None = None  # see `build_assembly`
     lock_descriptor: int | None = None  # see RobotHost
@@ -85,6 +88,7 @@ class Assembly:
     _hosts: dict[Path | None, RobotHost] = field(default_factory=dict)
     _watches: list[StopWatch] = field(default_factory=list)
     _locks: list[ArmLock] = field(default_factory=list)
+    _remote_policies: list[RemotePolicy] = field(default_factory=list)
 
     @property
     def task(self) -> Task:
@@ -117,7 +121,13 @@ class Assembly:
     def policy(self) -> Policy:
         """A new, untrained policy that fits robot and task, on the device or server where it acts."""
         simulated = isinstance(self.clock, SimulatedClock)
-        return self._fitting(partial(build_acting_policy, server=self.config.policy_server, simulated=simulated))
+        server = self.config.policy_server
+        policy = self._fitting(
+            partial(build_acting_policy, server=server, run_id=self.run_id, simulated=simulated)
+        )
+        if isinstance(policy, RemotePolicy):
+            self._remote_policies.append(policy)
+        return policy
 
     def policy_spec(self) -> PolicySpec:
         """The spec of `policy`. Raise an error if it does not fit or its device is missing."""
@@ -313,6 +323,7 @@ class Assembly:
                 spool=folder,
                 weights=weights,
                 components=self.components,
+                run_id=self.run_id,
                 should_stop=self.should_stop,
                 link=self.link,
                 success_detection=make_success_detection(self.config, self.labeler_chain()),
@@ -325,6 +336,8 @@ class Assembly:
             watch.close()
         for host in self._hosts.values():
             host.close()
+        for policy in self._remote_policies:
+            policy.close()
         acted = bool(self._hosts or self._watches) or self.robot.command_times[0] > 0
         self.workcell.close(stop=acted)
         for lock in self._locks:
@@ -352,6 +365,7 @@ def build_assembly(
     config: RunConfig,
     *,
     components: Path | None = None,
+    run_id: str | None = None,
     should_stop: Callable[[], bool] = lambda: False,
     live: Callable[[RobotSpec], LiveLink] | None = None,
     on_restart: Callable[[str, int], None] | None = None,
@@ -361,9 +375,10 @@ def build_assembly(
 ) -> Assembly:
     """Build robot and task, and check that they fit.
 
-    `live` makes the link to the console. `name` is the robot's name among several. With `on_restart(process, pid)`, a killed
-    process of the arm is restarted; without it, that is a fault. `lock_descriptor`: see RobotHost. `early_devices`: the
-    devices of the operator, if they are open already.
+    `run_id` names the run to its policy server; without it, this assembly counts as a run of its own. `live` makes
+    the link to the console. `name` is the robot's name among several. With `on_restart(process, pid)`, a killed
+    process of the arm is restarted; without it, that is a fault. `lock_descriptor`: see RobotHost. `early_devices`:
+    the devices of the operator, if they are open already.
     """
     if early_devices is None and live is not None:
         early_devices = StopDevices(config.operator)  # first: a press is heard while the rest is built
@@ -410,6 +425,7 @@ def build_assembly(
         if link is None
         else lambda: should_stop() or link.stop_requested or link.stop.ending,
         components=components,
+        run_id=run_id or new_run_id(),
         link=link,
         on_restart=on_restart,
         lock_descriptor=lock_descriptor,

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, cast, runtime_checkable
 
@@ -24,6 +25,7 @@ from dovetail.core.tensor_files import read_tensors, tensor_blocks
 from dovetail.core.types import Array, WeightSnapshot
 from dovetail.policies.components import NetworkPolicyConfig
 from dovetail.policies.remote.trained import TrainedRemotePolicy
+from dovetail.policies.remote.weights import new_run_id
 from dovetail.policies.vla.settings import MODEL, UserModelConfig, VlaConfig
 from dovetail.runs.assembly.base_policy import BASE, BaseSource, HasBase, find_base, save_base
 from dovetail.runs.component_folder import COMPONENTS
@@ -61,6 +63,10 @@ class HasTorchComponents(Protocol):
     def components(self) -> Mapping[str, _Module]: ...
 
 
+class _HasWeights(Protocol):
+    def weights(self) -> Mapping[str, Mapping[str, Array]]: ...
+
+
 @runtime_checkable
 class _HasComponents(Protocol):
     """A policy whose components may come from checkpoints. A Protocol, because its class would import torch."""
@@ -96,16 +102,24 @@ def build_acting_policy(
     seed: int,
     components: Path | None = None,
     server: LearningServerConfig | None = None,
+    run_id: str | None = None,
     simulated: bool = False,
 ) -> Policy:
     """A new policy that computes where `policy.device` says. Sets the number of CPU threads of this process.
 
-    With a server, the policy computes there; `simulated` time waits for a server that is gone."""
+    With a server, the policy computes there with the weights of the run `run_id`; `simulated` time waits for a server that
+    is gone."""
+    build = partial(build_policy, section, robot=robot, seed=seed, components=components)
     if server is not None:
-        spec = build_policy(section, robot=robot, seed=seed, components=components).spec
-        return TrainedRemotePolicy(server, spec=spec, waits=simulated)
+        return TrainedRemotePolicy(
+            server,
+            spec=build().spec,
+            run=run_id or new_run_id(),
+            untrained=lambda: cast(_HasWeights, build()).weights(),
+            waits=simulated,
+        )
     device = check_device(section)
-    policy = build_policy(section, robot=robot, seed=seed, components=components)
+    policy = build()
     if isinstance(section.config, ConfiguresDevice):
         import torch
 

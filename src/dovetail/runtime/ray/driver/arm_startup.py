@@ -99,6 +99,7 @@ class ArmStartup:
             name=name,
             config=robot_config(self._folder.config, name, place).model_dump(mode="json"),
             config_hash=self._folder.config_hash,
+            run_id=self._folder.run_id(),
             run=self._folder.path.absolute(),
             key=self._key,
             live=self._live,

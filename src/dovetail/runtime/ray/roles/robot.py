@@ -55,6 +55,7 @@ class Arm:
     name: str
     config: Mapping[str, Any]  # plain
     config_hash: str
+    run_id: str | None  # see RunFolder
     run: Path
     key: str
     live: bool = False  # a console is attached: after a fault, wait for its acknowledgement
@@ -272,6 +273,7 @@ class RobotRole(Role):
                 self._assembly = build_assembly(
                     self._config,
                     components=self._arm.run / "parts",
+                    run_id=self._arm.run_id,
                     should_stop=self._should_stop,
                     live=self._make_link,
                     on_restart=self._on_restart,
