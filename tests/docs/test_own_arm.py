@@ -140,6 +140,12 @@ def test_arm_is_driven_and_judged_by_keys(lab: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join((str(lab), str(ROOT / "src"))))
     shown = _in_terminal("collect", "acme.yaml", *FEW, "--demos", "2", "--name", "acme")
     assert "2 demonstrations" in shown, shown[-3000:]
+    for line in (
+        "hold w or s to move a joint; 1 to 6, comma",
+        "robot: success after ",
+        "train --resume runs/acme --no-eval",
+    ):
+        assert line in shown, shown[-3000:]
     _check_demonstrations(2)
     train = [sys.executable, "-m", "dovetail.cli", "train", "--resume", "acme", "--no-eval"]
     subprocess.run(train, stdin=subprocess.DEVNULL, check=True, timeout=120)
