@@ -21,8 +21,8 @@ class Link:
     def __init__(self):
         self.mailbox, self.is_open, self.waits = Mailbox(num_drive_axes(SPEC)), False, False
 
-    def wait_after_faults(self):
-        self.waits = True
+    def wait_after_faults(self, *, acknowledge_key):
+        self.waits = acknowledge_key == "c"
 
     def event(self):
         posted = MailboxReader(self.mailbox).next_event()

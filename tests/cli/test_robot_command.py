@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pty
+import re
 import signal
 import subprocess
 import sys
@@ -76,6 +77,24 @@ def test_show_leaves_a_robot_alone_that_another_process_moves(arm) -> None:
             controller.send(np.zeros(7, np.float32))
             time.sleep(0.02)
         assert len(arm.arm.stops_ns) == num_stops
+
+
+def test_show_does_not_count_the_time_to_connect(tmp_path, monkeypatch, capsys) -> None:
+    (tmp_path / "slow_start.py").write_text(
+        "import time\nfrom dovetail.testing.live import LiveArm\n\n\n"
+        "class SlowStart(LiveArm):\n"
+        "    connected = False\n\n"
+        "    def observe(self):\n"
+        "        if not self.connected:\n"
+        "            time.sleep(3.0)\n"
+        "        self.connected = True\n"
+        "        return super().observe()\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "slow.yaml").write_text("robot: {type: 'slow_start:SlowStart'}\n")
+    assert main(["robot", "show", str(tmp_path / "slow.yaml"), "--once"]) == 0
+    at_most = re.search(r"at most ([\d.]+) ms", capsys.readouterr().out)
+    assert at_most is not None and float(at_most[1]) < 2900.0
 
 
 def test_show_ends_by_itself_without_a_terminal(arm) -> None:

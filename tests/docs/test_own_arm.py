@@ -54,6 +54,37 @@ def test_class_in_process_passes_the_check_of_the_page(lab: Path) -> None:
     importlib.import_module("test_acme").test_acme_arm()
 
 
+@pytest.mark.parametrize("call", ["joints_deg", "servo_to", "halt"])
+def test_class_in_process_connects_again_after_a_failed_call(
+    lab: Path, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    import importlib
+
+    acme_sdk, acme_arm = importlib.import_module("acme_sdk"), importlib.import_module("acme_arm")
+
+    class Cut(acme_sdk.Arm):  # type: ignore[misc, name-defined]
+        """An arm whose cable is unplugged and plugged in: the old connection never works again."""
+
+        num_made = 0
+
+        def __init__(self, port: str) -> None:
+            super().__init__(port)
+            type(self).num_made += 1
+            if self.num_made == 1:
+                setattr(self, call, self._fail)
+
+        def _fail(self, *values: object) -> None:
+            raise OSError("the port is gone")
+
+    monkeypatch.setattr(acme_sdk, "Arm", Cut)
+    arm = acme_arm.AcmeArm(acme_arm.AcmeConfig())
+    calls = {"joints_deg": arm.observe, "servo_to": lambda: arm.send(np.zeros(7, np.float32)), "halt": arm.stop}
+    with pytest.raises(OSError, match="the port is gone"):
+        calls[call]()
+    calls[call]()
+    assert Cut.num_made == 2
+
+
 def test_robot_commands_of_the_page_work_in_process(lab: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["robot", "show", "acme.yaml", "--once"]) == 0
     assert "joint3" in capsys.readouterr().out
@@ -109,6 +140,12 @@ def test_arm_is_driven_and_judged_by_keys(lab: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join((str(lab), str(ROOT / "src"))))
     shown = _in_terminal("collect", "acme.yaml", *FEW, "--demos", "2", "--name", "acme")
     assert "2 demonstrations" in shown, shown[-3000:]
+    for line in (
+        "hold w or s to move a joint; 1 to 6, comma",
+        "robot: success after ",
+        "train --resume runs/acme --no-eval",
+    ):
+        assert line in shown, shown[-3000:]
     _check_demonstrations(2)
     train = [sys.executable, "-m", "dovetail.cli", "train", "--resume", "acme", "--no-eval"]
     subprocess.run(train, stdin=subprocess.DEVNULL, check=True, timeout=120)

@@ -11,8 +11,11 @@ from hypothesis import strategies as st
 
 from dovetail.core.errors import UsageError
 from dovetail.core.types import Event
-from dovetail.human.keyboard import _SEQUENCE, ESC, KeyParser, Keys, TerminalKeys
-from dovetail.human.mailbox import Mailbox, MailboxReader, MailboxWriter
+from dovetail.human.drive_settings import DriveConfig
+from dovetail.human.keyboard import _SEQUENCE, ESC, KeyParser, Keys, TerminalKeys, key_help
+from dovetail.human.mailbox import Control, Mailbox, MailboxReader, MailboxWriter
+from dovetail.testing.fakes import FakeBimanual, FakeBimanualConfig
+from dovetail.testing.mobile_arm import FakeMobileArm, FakeMobileArmConfig
 from support.input_hands import SPEC
 from support.waiting import wait_until
 
@@ -234,6 +237,46 @@ def test_joint_that_does_not_exist_is_announced_and_stops_the_motion():
     finally:
         os.close(ours)
         os.close(theirs)
+
+
+def test_hold_after_late_keys_is_announced_once():
+    """A person who goes on holding a key would see an arm that stands still for no reason."""
+    ours, theirs = pty.openpty()
+    box, lines = Mailbox(7), []
+    reader = MailboxReader(box)
+    try:
+        with TerminalKeys(lambda: (box, SPEC), descriptor=theirs, announce=lines.append):
+            for num_losses in (1, 2):
+                reader.report(Control.HUMAN)
+                sent = reader.command()
+                wait_until(lambda before=sent: reader.command() is not before)
+                reader.report(Control.HOLDING)
+                wait_until(lambda num=num_losses: len(lines) == num)
+                os.write(ours, b"w")
+                wait_until(lambda: reader.command().held)
+        assert len(lines) == 2 and "the arm holds. Release all keys" in lines[0]
+    finally:
+        os.close(ours)
+        os.close(theirs)
+
+
+@pytest.mark.parametrize(
+    ("robot", "said", "unsaid"),
+    [
+        (SPEC, ["hold w s a d r f to move", "space"], ["joint", "Tab"]),
+        (
+            FakeBimanual(FakeBimanualConfig()).spec,
+            ["hold w or s to move a joint; 1 to 9, comma"],
+            ["rotate", "space"],
+        ),
+        (FakeMobileArm(FakeMobileArmConfig()).spec, ["Tab chooses "], []),
+    ],
+)
+def test_help_names_the_keys_of_this_robot(robot, said, unsaid):
+    shown = key_help(robot, DriveConfig())
+    assert [part for part in said if part not in shown] == []
+    assert [part for part in unsaid if part in shown] == []
+    assert "Esc EMERGENCY STOP" in shown
 
 
 def test_terminal_emergency_stop_works_while_a_console_has_the_mailbox():

@@ -53,6 +53,20 @@ def test_values_that_are_too_long_or_not_json_leave_the_essential_ones(link, vie
     wait_until(lambda: view.state().reason == "third")
 
 
+@pytest.mark.parametrize(
+    ("key", "how"), [(None, "Acknowledge it in the console or"), ("c", "Acknowledge it with key c, in")]
+)
+def test_fault_says_how_to_acknowledge_it(tmp_path, key, how):
+    lines = []
+    link = LiveLink(tmp_path, robot=ROBOT, announce=lines.append, acknowledge_key=key)
+    link.open()
+    try:
+        assert not link.wait_for_acknowledgement("the elbow is stuck", since=0, should_stop=lambda: True)
+    finally:
+        link.close()
+    assert len(lines) == 1 and how in lines[0]
+
+
 def test_emergency_in_the_mailbox_presses_the_stop_of_the_run(link, tmp_path):
     writer, other = MailboxWriter(link.mailbox), RunStop.attach(tmp_path, arm="another")
     writer.post(Event.EMERGENCY)

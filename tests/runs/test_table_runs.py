@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import time
 from typing import ClassVar
 
@@ -15,7 +16,7 @@ from dovetail.config.load import load
 from dovetail.config.model import Config
 from dovetail.config.safety import SafetyConfig
 from dovetail.config.schema import PluginSection
-from dovetail.core.types import Event, HumanInput, Labels, Outcome, Purpose
+from dovetail.core.types import EpisodeOrder, Event, HumanInput, Labels, Outcome, Purpose
 from dovetail.episodes.log import EpisodeLog
 from dovetail.human.device import VerdictsOnly
 from dovetail.live.link import LiveLink
@@ -156,6 +157,27 @@ def test_an_evaluation_passes_verdicts_of_a_person_but_no_driving():
     reach = workcell({"type": "dovetail.testing.fakes:FakeTask"})  # this task judges itself
     operator = reach.operator(Purpose.EVAL, person, demo_noise=0.0)
     assert [operator.poll(observation) for _ in range(4)] == [HumanInput()] * 4
+
+
+@pytest.mark.parametrize(
+    ("judge_at", "end"), [(14, r"robot: success after 0\.\d s"), (1000, "robot: timeout after 2.0 s")]
+)
+def test_terminal_says_how_an_episode_ended(tmp_path, judge_at, end):
+    lines = []
+    assembly = build_assembly(
+        load(written(tmp_path, "mobile", f"operator: {{type: '{PERSON}', start_at: 8, judge_at: {judge_at}}}")),
+        live=lambda spec: LiveLink(tmp_path, robot=spec, announce=lines.append),
+    )
+    try:
+        actor = assembly.actor_for(Purpose.DEMO)
+        assert (
+            actor.run(EpisodeOrder(id="one", purpose=Purpose.DEMO, seed=0, index=0, config_hash="0")) is not None
+        )
+        actor.close()
+    finally:
+        assembly.close()
+    assert re.fullmatch(end, lines[-1])
+    assert "place the part" in lines[-2]
 
 
 def test_the_request_reaches_terminal_and_console(tmp_path):

@@ -277,7 +277,7 @@ def test_reversed_joint_targets_are_found(start: float) -> None:
 class TwoJoints:
     """A real arm that is at its target at once."""
 
-    def __init__(self, executed: Callable[[Array], Array]) -> None:
+    def __init__(self, executed: Callable[[Array], Array], *, start: float = 0.0) -> None:
         joints = ("shoulder", "elbow")
         part = ActionPart(
             name="arm", kind="joint_target", unit="rad", names=joints, low=(-2.0, -2.0), high=(2.0, 2.0),
@@ -287,7 +287,7 @@ class TwoJoints:
             name="two_joints", embodiment="two_joints", observation={"joint_pos": ArraySpec(shape=(2,), names=joints)},
             parts=(part,), control_hz=50.0,
         )  # fmt: skip
-        self._executed, self._joints = executed, np.zeros(2, np.float32)
+        self._executed, self._joints = executed, np.full(2, start, np.float32)
 
     def observe(self) -> Observation:
         return Observation(time_ns=time.monotonic_ns(), values={"joint_pos": self._joints.copy()})
@@ -319,6 +319,20 @@ def test_joint_that_hardly_moves_is_found(executed: Callable[[Array], Array]) ->
 def test_joint_that_falls_short_of_its_target_passes() -> None:
     robot = TwoJoints(lambda action: 0.5 * action)
     check_robot(lambda: robot, num_ticks=5)
+
+
+@pytest.mark.parametrize("start", [0.0, 1.5, -1.98])
+def test_arm_moves_no_further_than_the_warning_says(start: float) -> None:
+    poses: list[Array] = []
+
+    def executed(action: Array) -> Array:
+        poses.append(action)
+        return action
+
+    robot = TwoJoints(executed, start=start)
+    check_robot(lambda: robot)
+    furthest = np.abs(np.array(poses) - start).max()
+    assert 0.04 < furthest <= 0.05 * (2.0 - -2.0)
 
 
 @pytest.mark.parametrize("call", ["send", "observe"])

@@ -8,7 +8,7 @@ from contextlib import ExitStack
 from dovetail.cli._terminal import say
 from dovetail.config.schema import RunConfig
 from dovetail.core.specs import RobotSpec
-from dovetail.human.keyboard import JUDGING_HELP, TerminalKeys
+from dovetail.human.keyboard import ACKNOWLEDGE_KEY, JUDGING_HELP, TerminalKeys
 from dovetail.human.mailbox import Mailbox
 from dovetail.live.link import LiveLink
 from dovetail.live.run_stop import RunStop
@@ -45,7 +45,7 @@ class JudgingKeys:
                 keys = TerminalKeys(self._mailbox, on_emergency=self._press_stop, announce=lambda line: None)
                 self._stack.enter_context(keys)
         if self._reads:
-            link.wait_after_faults()
+            link.wait_after_faults(acknowledge_key=ACKNOWLEDGE_KEY)
 
     def _mailbox(self) -> tuple[Mailbox, RobotSpec] | None:
         assert self._newest is not None

@@ -57,8 +57,10 @@ def show(
             seconds = _ONCE_S
         end_s = None if seconds is None else time.monotonic() + seconds
         spec = workcell.robot.spec
-        look.tick()
+        look.tick()  # connects, which may take long
         link = look.link()
+        look = RobotLook(workcell.driver, workcell.clock)
+        look.tick()
         screen = Live(console=console, auto_refresh=False) if live and console.is_terminal else None
         drawn_s = saved_s = 0.0
         if screen is not None:

@@ -20,7 +20,7 @@ from dovetail.cli._stop import StopFlag
 from dovetail.cli._terminal import console, say, split_arguments
 from dovetail.core.errors import Interrupted, UsageError
 from dovetail.core.specs import RobotSpec
-from dovetail.human.keyboard import HELP, KeyboardConfig, TerminalKeys
+from dovetail.human.keyboard import ACKNOWLEDGE_KEY, KeyboardConfig, TerminalKeys, key_help
 from dovetail.human.mailbox import Mailbox
 from dovetail.labels.queue import LabelQueue
 from dovetail.live.link import LiveLink
@@ -127,7 +127,10 @@ def _with_console(folder: RunFolder, request: Request) -> bool:
 def _finish(command: Command, folder: RunFolder, *, evaluate: bool) -> None:
     if command == "collect":
         say(f"{folder.config.run.demos} demonstrations in {folder.path}")
-        say(f"learn from them: dovetail run --resume {folder.path}")
+        say(
+            f"learn from them: dovetail run --resume {folder.path}; without the robot: "
+            f"dovetail train --resume {folder.path} --no-eval"
+        )
     elif command == "train" and not evaluate:
         say(f"trained weights in {folder.weights}")
         say(f"evaluate them: dovetail eval {folder.path}")
@@ -147,9 +150,15 @@ def _operator_links(
     if keyboard and folder.config.runtime == "ray":  # the arm is in another process, perhaps on another machine
         raise UsageError("operator 'keyboard' needs runtime=inline; with runtime=ray, drive from the console")
     made: list[tuple[LiveLink, RobotSpec]] = []
+    config = folder.config.operator.config if keyboard else None
+    key = ACKNOWLEDGE_KEY if keyboard else None
 
     def make(robot: RobotSpec) -> LiveLink:
-        link = LiveLink(folder.path, robot=robot, stop=stop, waits=with_console or keyboard, announce=say)
+        link = LiveLink(
+            folder.path, robot=robot, stop=stop, waits=with_console or keyboard, announce=say, acknowledge_key=key
+        )
+        if isinstance(config, KeyboardConfig) and not made:
+            say(key_help(robot, config))
         made.append((link, robot))
         return link
 
@@ -157,13 +166,10 @@ def _operator_links(
         return (made[0][0].mailbox, made[0][1]) if made and made[0][0].is_open else None
 
     with ExitStack() as stack:
-        if keyboard:
-            config = folder.config.operator.config
-            assert isinstance(config, KeyboardConfig)
+        if isinstance(config, KeyboardConfig):
             stack.enter_context(
                 TerminalKeys(mailbox, config=config, on_emergency=lambda: stop.press("keyboard"), announce=say)
             )
-            say(HELP)
         if with_console:
             stack.enter_context(ConsoleProcess(folder.path, port=request.console_port))
         yield make

@@ -45,12 +45,12 @@ def read_tensors(path: Path, *, checksum: str | None = None) -> dict[str, Array]
 
     Raises StoreError if the file is unreadable or damaged, or if numpy lacks the type of a tensor."""
     data = _read(path)
-    if checksum is not None and sha256(data) != checksum:
+    if checksum is not None and sha256([data]) != checksum:
         raise StoreError(damaged_message(path))
     return parse_tensors(data, name=str(path))
 
 
-def parse_tensors(data: bytearray, *, name: str) -> dict[str, Array]:
+def parse_tensors(data: bytearray | memoryview, *, name: str) -> dict[str, Array]:
     """The arrays in the bytes of a file. They are views of `data`. Raises StoreError as `read_tensors` does."""
     try:
         return dict(_tensors(data))
@@ -86,10 +86,11 @@ def _type_of(array: Array, name: str) -> str:
         raise UsageError(f"weights '{name}' are {array.dtype}, but only plain numbers can be saved") from error
 
 
-def _read(path: Path) -> bytearray:
+def _read(path: Path) -> memoryview:
     with open_file(path) as file:
         try:
-            data = bytearray(os.fstat(file.fileno()).st_size)
+            # no bytearray: it is filled with zeros first, and gigabytes of them stop all threads for seconds
+            data = memoryview(np.empty(os.fstat(file.fileno()).st_size, np.uint8))
             num_read = file.readinto(data)
         except OSError as error:
             raise StoreError(f"cannot read {path}: {error.strerror}") from error
@@ -98,13 +99,13 @@ def _read(path: Path) -> bytearray:
     return data
 
 
-def _tensors(data: bytearray) -> Iterator[tuple[str, Array]]:
+def _tensors(data: bytearray | memoryview) -> Iterator[tuple[str, Array]]:
     """Check that the tensors cover the data completely and do not overlap, as the format says."""
     length = int.from_bytes(data[:_LENGTH_BYTES], "little")
     start = _LENGTH_BYTES + length
     if start > len(data):
         raise ValueError(f"its header should have {length} bytes, but the file has {len(data)}")
-    header = parse_json(data[_LENGTH_BYTES:start].decode())
+    header = parse_json(bytes(data[_LENGTH_BYTES:start]).decode())
     if not isinstance(header, dict):
         raise ValueError("its header is not an object")
     header.pop(_METADATA, None)

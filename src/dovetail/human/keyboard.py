@@ -31,16 +31,21 @@ from dovetail.core.specs import RobotSpec
 from dovetail.core.types import Array, Event, HumanInput, Observation
 from dovetail.human.browser import console_mapping
 from dovetail.human.drive_settings import DriveConfig
-from dovetail.human.mailbox import EXPIRY_S, Mailbox, MailboxWriter
+from dovetail.human.mailbox import EXPIRY_S, Control, Mailbox, MailboxWriter
 from dovetail.human.selections import AXES, Chooser, selections
 
-__all__ = ["HELP", "JUDGING_HELP", "KeyParser", "KeyboardConfig", "KeyboardOperator", "Keys", "TerminalKeys"]
+__all__ = [
+    "ACKNOWLEDGE_KEY",
+    "JUDGING_HELP",
+    "KeyParser",
+    "KeyboardConfig",
+    "KeyboardOperator",
+    "Keys",
+    "TerminalKeys",
+    "key_help",
+]
 
-HELP = (
-    "drive with w s a d r f (move), i k j l u o (rotate), space (gripper); Enter returns control to the policy. "
-    "Tab chooses the arm; 1 to 9, comma and period its joint, which w and s move; 0 all of it. "
-    "t start, p pause, y success, n failure, x discard, z reset, c acknowledge, Esc EMERGENCY STOP"
-)
+ACKNOWLEDGE_KEY = "c"
 JUDGING_HELP = (
     "t start, y success, n failure, p pause, c acknowledge, Esc EMERGENCY STOP. An evaluation allows no takeover"
 )
@@ -56,7 +61,7 @@ EVENTS = {
     "n": Event.FAILURE,
     "x": Event.DISCARD,
     "z": Event.RESET,
-    "c": Event.ACKNOWLEDGE,
+    ACKNOWLEDGE_KEY: Event.ACKNOWLEDGE,
     ESC: Event.EMERGENCY,
 }
 _NEW_EPISODE = (Event.START, Event.SUCCESS, Event.FAILURE, Event.DISCARD, Event.RESET)
@@ -71,6 +76,34 @@ _REPEAT_S = 0.7  # longest delay before a key repeats
 _NEXT_S = 0.15  # longest time between repetitions
 _SEND_S = 0.05
 _SESSION = 1
+_LOST = (
+    "keyboard: no key arrived in time, and the arm holds. Release all keys for a second and press one again; "
+    "t continues without you"
+)
+
+
+def key_help(robot: RobotSpec, config: DriveConfig) -> str:
+    """The keys that drive this robot."""
+    options = selections(robot, config, name="keyboard")
+    drive = ["hold w or s to move a joint"] if any(option.joint for option in options) else []
+    if any(not option.joint for option in options):
+        drive.insert(0, "hold w s a d r f to move, i k j l u o to rotate")
+    choose = []
+    if num_joints := max(option.joint for option in options):
+        whole = {option.part for option in options if not option.joint}
+        both = any(option.part in whole for option in options if option.joint)
+        digits = "1" if num_joints == 1 else f"1 to {min(num_joints, 9)}"
+        choose.append(f"{digits}, comma and period choose the joint" + ("; 0 all of the arm" if both else ""))
+    parts = list(dict.fromkeys(option.part for option in options))
+    if len(parts) > 1:
+        choose.append(f"Tab chooses {' or '.join(parts)}")
+    gripper = AXES.index("gripper")
+    if any(gripper in option.axes.values() for option in options):
+        choose.append("space closes and opens the gripper")
+    return (
+        f"{', '.join(drive)}; {'; '.join([*choose, 'Enter returns control to the policy'])}. "
+        "t start, p pause, y success, n failure, x discard, z reset, c acknowledge, Esc EMERGENCY STOP"
+    )
 
 
 class KeyboardConfig(DriveConfig):
@@ -199,7 +232,7 @@ class TerminalKeys:
         on_emergency: Callable[[], object] = lambda: None,
         announce: Callable[[str], object] = lambda line: None,
     ) -> None:
-        """`announce` is called with a line that says what the keys move."""
+        """`announce` is called with a line that says what the keys move, or why they do not."""
         self._mailbox, self._on_emergency, self._announce = mailbox, on_emergency, announce
         self._config = config or DriveConfig()
         self._parser, self._keys = KeyParser(), Keys()
@@ -208,6 +241,7 @@ class TerminalKeys:
         self._sequence = self._num_presses = 0
         self._events: list[Event] = []
         self._emergency = False  # pressed, and not yet passed on
+        self._is_lost = False
         self._report = ProblemReport("the thread that reads the keyboard")
         self._descriptor = descriptor
         self._ended = threading.Event()
@@ -240,6 +274,7 @@ class TerminalKeys:
                     self._events += [event] if event else []
                 self._pass_on_emergency()
                 self._send()
+                self._announce_loss()
             except Exception as error:  # a thread that ends would hear no later Esc
                 self._report(error)
                 self._ended.wait(_SEND_S)
@@ -292,6 +327,13 @@ class TerminalKeys:
                 session=_SESSION, sequence=self._sequence, held=keys.held, axes=axes, new_press=new_press
             )
             self._num_presses = keys.num_presses
+
+    def _announce_loss(self) -> None:
+        """Keys that repeat are no new press, so a person who only holds one would wait for ever."""
+        lost = self._writer is not None and self._writer.box.control is Control.HOLDING
+        if lost and not self._is_lost:
+            self._announce(_LOST)
+        self._is_lost = lost
 
     def _pressed(self) -> list[str] | None:
         """Keys that were pressed; None once the terminal is gone."""

@@ -25,7 +25,7 @@ from dovetail.actor.board import Board, BoardLayout
 from dovetail.core.clock import NS_PER_S, boot_id
 from dovetail.core.disk import write_atomic
 from dovetail.core.specs import RobotSpec
-from dovetail.core.types import Event
+from dovetail.core.types import Episode, Event, Purpose
 from dovetail.human.axes import num_drive_axes
 from dovetail.human.mailbox import Mailbox
 from dovetail.live.mailbox_stop import MailboxStop
@@ -49,7 +49,7 @@ class LiveLink:
 
     `stop` is the emergency stop of the whole run; without it, the link makes its own. `arm` is the arm's name in it.
     `waits`: after a fault the run waits for an acknowledgement even if no console is open. `announce` prints a line in the
-    run's own terminal.
+    run's own terminal, and `acknowledge_key` is the key that acknowledges there.
     """
 
     def __init__(
@@ -61,11 +61,12 @@ class LiveLink:
         arm: str = "robot",
         waits: bool = False,
         announce: Callable[[str], None] = lambda line: None,
+        acknowledge_key: str | None = None,
     ) -> None:
         self._folder, self._shared_stop, self._arm = folder.absolute(), stop, arm
         self._path = folder.absolute() / LIVE_JSON
         self._robot = robot
-        self._waits, self._announce = waits, announce
+        self._waits, self._announce, self._acknowledge_key = waits, announce, acknowledge_key
         self._driven_parts: tuple[str, ...] = ()
         self._cartesian_parts: tuple[str, ...] = ()
         self._mailbox: Mailbox | None = None
@@ -76,6 +77,7 @@ class LiveLink:
         self._num_boards = 0  # a new board may have the same layout and descriptor
         self._descriptors: dict[str, int] = {}
         self._status: dict[str, Any] = {}
+        self._was_asked = False  # a person, in this episode
         self._ended = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -188,11 +190,20 @@ class LiveLink:
         shown = self._shown
         request = shown.person_request if shown is not None else ""
         if request and request != asked:
+            self._was_asked = True
             self._announce(
                 f"{self._arm}: {request} (with the operator's keys, or in the console: "
                 f"dovetail console {run_argument(self._folder)})"
             )
         return request
+
+    def announce_end(self, episode: Episode) -> None:
+        """Print how an episode ended that a person started: nothing else in the terminal says that it is over."""
+        demonstrated = self._acknowledge_key is not None and episode.purpose is Purpose.DEMO
+        if self._was_asked or demonstrated:  # a quick answer to a request is not seen
+            seconds = len(episode) / episode.robot.control_hz
+            self._announce(f"{self._arm}: {episode.outcome} after {seconds:.1f} s")
+        self._was_asked = False
 
     def _write_cut(self, status: Mapping[str, Any]) -> None:
         """Write as much of the status as fits. An error here must not end the thread: a console would show an old state."""
@@ -229,9 +240,9 @@ class LiveLink:
     def waits(self) -> bool:
         return self._waits or self.attended
 
-    def wait_after_faults(self) -> None:
-        """A person is there who can acknowledge a fault, although no console is open."""
-        self._waits = True
+    def wait_after_faults(self, *, acknowledge_key: str) -> None:
+        """A person is at the terminal who can acknowledge a fault, although no console is open."""
+        self._waits, self._acknowledge_key = True, acknowledge_key
 
     def was_stopped(self, since: int) -> bool:
         """Whether an emergency stop was pressed for this arm after `since`, a `stop.position`."""
@@ -252,9 +263,10 @@ class LiveLink:
         first = stop.position
         if stop.last_press(arm) >= since:
             first = stop.last_press(arm)
+        here = f"with key {self._acknowledge_key}, " if self._acknowledge_key else ""
         self._announce(
-            f"stopped: {fault}. Acknowledge it in the console or with `dovetail acknowledge {run_argument(self._folder)}` "
-            "to continue, or press Ctrl-C to end the run"
+            f"stopped: {fault}. Acknowledge it {here}in the console or with "
+            f"`dovetail acknowledge {run_argument(self._folder)}` to continue, or press Ctrl-C to end the run"
         )
         self.update(fault=fault)
         try:

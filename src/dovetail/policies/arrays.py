@@ -14,7 +14,18 @@ from dovetail.core.disk import sha256
 from dovetail.core.tensor_files import tensor_blocks
 from dovetail.core.types import Array
 
-__all__ = ["fill_module", "module_digest", "sharded_like", "stage_module", "to_numpy", "to_tensor", "whole"]
+__all__ = [
+    "copy_in_pieces",
+    "fill_module",
+    "module_digest",
+    "sharded_like",
+    "stage_module",
+    "to_numpy",
+    "to_tensor",
+    "whole",
+]
+
+_PIECE_BYTES = 16 << 20
 
 
 @runtime_checkable
@@ -71,22 +82,38 @@ def stage_module(module: nn.Module, arrays: Mapping[str, Array], device: torch.d
 
     On a CPU it exchanges memory. On a GPU it copies, because CUDA graphs know the addresses of the weights."""
     present = module.state_dict(keep_vars=True)
-    # on a GPU, a stream of its own: actions do not wait for these copies
-    stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
-    with torch.cuda.stream(stream):
-        staged = {key: to_tensor(arrays[key]).to(device, value.dtype) for key, value in present.items()}
-    if stream is not None:
-        stream.synchronize()
+    is_gpu = device.type == "cuda"
+    if is_gpu:
+        # a stream of its own and a small pinned buffer: a copy of ordinary memory keeps the driver, and actions wait for it
+        stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        buffer = torch.empty(_PIECE_BYTES, dtype=torch.uint8, pin_memory=True)
+        with torch.cuda.stream(stream):
+            staged = {key: torch.empty(v.shape, dtype=v.dtype, device=device) for key, v in present.items()}
+            for key, target in staged.items():
+                copy_in_pieces(arrays[key], target, buffer, wait=stream.synchronize)
+    else:
+        staged = {key: to_tensor(arrays[key]).to(value.dtype) for key, value in present.items()}
 
     def use() -> None:
         for key, value in present.items():
-            if stream is None:
-                value.data, staged[key] = staged[key], value.data
-            else:
+            if is_gpu:
                 value.data.copy_(staged[key])
                 staged[key].record_stream(torch.cuda.current_stream(device))  # its memory is free after that
+            else:
+                value.data, staged[key] = staged[key], value.data
 
     return use
+
+
+def copy_in_pieces(array: Array, target: Tensor, buffer: Tensor, *, wait: Callable[[], None]) -> None:
+    """Copy through a buffer of bytes. `wait` returns when the buffer is free again."""
+    part = buffer.view(target.dtype)
+    source, flat = array.reshape(-1), target.view(-1)
+    for start in range(0, len(source), len(part)):
+        piece = to_tensor(source[start : start + len(part)])
+        part[: len(piece)].copy_(piece)
+        flat[start : start + len(piece)].copy_(part[: len(piece)], non_blocking=True)
+        wait()
 
 
 def fill_module(module: nn.Module, arrays: Mapping[str, Array]) -> None:

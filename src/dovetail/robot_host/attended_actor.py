@@ -72,6 +72,8 @@ class AttendedActor(ActorWrapper):
             if self._should_stop() or not self._waits(since):
                 raise
             fault = str(error)
+        if episode is not None:
+            self._link.announce_end(episode)
         if fault is not None and not self.stopped and self._waits(since):
             self._wait_for_acknowledgement(fault, since)
         return episode

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import os
 import statistics
 import sys
@@ -14,11 +15,11 @@ import numpy as np
 
 from dovetail.core.contracts import Robot, SimulatedRobot
 from dovetail.core.errors import RobotError
-from dovetail.core.specs import RobotSpec
+from dovetail.core.specs import ActionPart, RobotSpec
 from dovetail.core.types import Array, Observation
 from dovetail.robots.safety import SafeRobot, SafetyConfig
-from dovetail.testing._directions import check_directions
-from dovetail.testing._rig import Rig, copied, expect, expect_array, expect_same, random_array
+from dovetail.testing._directions import STEP, check_directions
+from dovetail.testing._rig import Rig, copied, expect, expect_array, expect_same
 
 __all__ = ["check_robot"]
 
@@ -31,7 +32,7 @@ _MAX_CALL = 0.5  # share of a tick that a call on hardware may take
 def check_robot(make_robot: Callable[[], Robot], *, num_ticks: int = 20, seed: int = 0) -> None:
     """THE ARM MOVES: drive a robot with small actions around its pose and check the contract.
 
-    Each axis moves by up to 5 % of its range, and at most 0.05 rad or m per command. `make_robot` returns a robot that is
+    Each axis moves by up to 5 % of its range from where it stands. `make_robot` returns a robot that is
     ready to move, with room around it. A simulated robot is built several times, equal each time. It is also checked that
     no measured axis moves against its command. On hardware, each joint must move when it gets a new target, and a call
     must take less than half a tick.
@@ -46,12 +47,15 @@ def check_robot(make_robot: Callable[[], Robot], *, num_ticks: int = 20, seed: i
     _check_observation(robot, robot.observe())
     if not isinstance(robot, SimulatedRobot):
         _warn(_WARNING.format(name=robot.spec.name))
+    rig = Rig(robot)
+    start = _pose(rig)
     broken: RobotError | None = None
     try:
-        check_directions(Rig(robot))  # first, because a reversed axis makes larger motions dangerous
+        check_directions(rig)  # first, because a reversed axis makes larger motions dangerous
     except RobotError as error:
         broken = error
-    _check_motion(robot, num_ticks=num_ticks, rng=np.random.default_rng(seed))  # says more precisely what is wrong
+    rng = np.random.default_rng(seed)
+    _check_motion(robot, around=start, num_ticks=num_ticks, rng=rng)  # says more precisely what is wrong
     if broken is not None:
         raise broken
     _check_stop(robot)
@@ -124,12 +128,12 @@ def _check_observation(robot: Robot, observation: Observation) -> None:
         expect_array(observation.values[key], array, what=f"observation '{key}'")
 
 
-def _check_motion(robot: Robot, *, num_ticks: int, rng: np.random.Generator) -> None:
+def _check_motion(robot: Robot, *, around: Array, num_ticks: int, rng: np.random.Generator) -> None:
     rig = Rig(robot)
     observation = rig.safe.observe()
     calls_s: dict[str, list[float]] = {"send": [], "observe": []}
     for _ in range(num_ticks):
-        asked = _near(rig, rng)
+        asked = _near(around, robot.spec, rng)
         before = asked.copy()
         began_s = time.perf_counter()
         # call a simulated robot directly, because the filter copies the action
@@ -176,12 +180,23 @@ def _check_durations(calls_s: Mapping[str, Sequence[float]], *, tick_s: float) -
         )
 
 
-def _near(rig: Rig, rng: np.random.Generator) -> Array:
-    """A small random action near the holding action."""
-    still = rig.safe.hold()
-    low, high = rig.spec.action.bounds
-    wild = random_array(rig.spec.action, rng)
-    return np.asarray(np.clip(still + 0.05 * (wild - still), low, high), np.float32)
+def _pose(rig: Rig) -> Array:
+    """The action that keeps the robot where it stands."""
+    rig.safe.observe()
+    return np.array(rig.safe.hold(), np.float32)
+
+
+def _near(pose: Array, spec: RobotSpec, rng: np.random.Generator) -> Array:
+    """A random action near a pose. Steps from the newest pose would add up to a long way."""
+    low, high = spec.action.bounds
+    units = np.concatenate([np.full(part.num_axes, _unit_size(part)) for part in spec.parts])
+    reach = STEP * np.minimum(units, 0.5 * (high - low))
+    return np.asarray(np.clip(pose + reach * rng.uniform(-1.0, 1.0, pose.shape), low, high), np.float32)
+
+
+def _unit_size(part: ActionPart) -> float:
+    """1 rad or 1 m in the unit of the part."""
+    return math.degrees(1.0) if part.unit.startswith("deg") else 1.0
 
 
 def _check_stop(robot: Robot) -> None:
@@ -193,9 +208,9 @@ def _check_stop(robot: Robot) -> None:
 def _check_determinism(make_robot: Callable[[], Robot], *, num_ticks: int, seed: int) -> None:
     def roll() -> list[dict[str, Array]]:
         rig, rng = Rig(make_robot()), np.random.default_rng(seed)
-        seen = [copied(rig.safe.observe().values)]
+        seen, pose = [copied(rig.safe.observe().values)], _pose(rig)
         for _ in range(num_ticks):
-            seen.append(copied(rig.step(_near(rig, rng)).values))
+            seen.append(copied(rig.step(_near(pose, rig.spec, rng)).values))
         return seen
 
     for tick, (ours, theirs) in enumerate(zip(roll(), roll(), strict=True)):
