@@ -105,6 +105,7 @@ def chunks_of_process(
         "robot": seen_robot(robot, image_size).to_json(),
         "seed": 0,
         "components": None,
+        "run_id": None,
         "follow": None,
         "server": None,
         "simulated": False,
