@@ -55,12 +55,12 @@ class Arm:
     name: str
     config: Mapping[str, Any]  # plain
     config_hash: str
-    run_id: str | None  # see RunFolder
     run: Path
     key: str
     live: bool = False  # a console is attached: after a fault, wait for its acknowledgement
     first: bool = True  # its link to the console is in the run's folder
     stop_token: str = ""  # of the emergency stop in the run's folder
+    run_id: str | None = None  # for a policy server, see RunFolder
 
     def folder(self) -> Path:
         """The arm's folder on its own machine: in the run's folder if that is visible, otherwise a temporary one that a
