@@ -14,6 +14,7 @@ from dovetail.config.load import load
 from dovetail.core.errors import CheckpointError
 from dovetail.core.types import Outcome, Purpose
 from dovetail.labels.human import human_labels
+from dovetail.learn.algorithms.imitation import Imitation
 from dovetail.learn.checkpoint import checkpoint_facts, save_checkpoint
 from dovetail.learn.learner import Learner
 from dovetail.runs.assembly.build import build_assembly
@@ -162,6 +163,26 @@ def test_cloned_weights_are_published_and_learning_starts_from_them(make: Any) -
     for name, arrays in roles.learner.policy.weights().items():
         for key, array in arrays.items():
             np.testing.assert_array_equal(array, stored[name][key])
+
+
+@pytest.mark.parametrize("decays", [False, True])
+def test_learning_rate_of_cloning_falls_to_zero_only_with_bc_lr_decay(
+    make: Any, decays: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rates: list[float] = []
+    set_lr = Imitation._set_lr
+
+    def record(self: Imitation, lr: float) -> None:
+        rates.append(lr)
+        set_lr(self, lr)
+
+    monkeypatch.setattr(Imitation, "_set_lr", record)
+    roles = make(f"learner.bc_lr_decay={str(decays).lower()}")
+    roles.run(Purpose.DEMO, 2)
+    roles.learner.clone()
+    assert len(rates) == 20 and rates[0] == 1e-3
+    # 10 of 20 updates done: cos(pi / 2) = 0, so half of it; 19 of 20: 0.5 (1 + cos(0.95 pi)) = 0.00616
+    assert (rates[10], rates[19]) == pytest.approx((5e-4, 6.156e-6) if decays else (1e-3, 1e-3), rel=1e-3)
 
 
 def test_publisher_returns_weights_from_memory_and_the_pinned_version(make: Any) -> None:

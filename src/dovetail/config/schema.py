@@ -238,6 +238,8 @@ class LearnerConfig(Config):
     """Update-to-data ratio: updates per online step."""
     bc_updates: int = Field(default=2000, ge=0)
     """Updates of behavior cloning on the demonstrations: the baseline in the report."""
+    bc_lr_decay: bool = False
+    """Let the learning rate of behavior cloning fall to 0 along a cosine. Noisy demonstrations are then cloned better."""
     start_from: Literal["cloning", "scratch"] = "cloning"
     """Initial weights of online learning: those of behavior cloning, or random ones."""
     warmup_updates: int = Field(default=500, ge=0)

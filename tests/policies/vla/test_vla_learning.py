@@ -301,6 +301,7 @@ def test_new_model_is_small_repeatable_and_needs_statistics(family, robot, tmp_p
     given = {"images": {"base_0_rgb": "front"}, "state": ("joint_pos", "gripper"), "device": "cpu"}
     policy = make(config(new=NewModelConfig(horizon=HORIZON), fit_stats=True, **given), robot=robot)
     assert 0.8e6 < sum(p.numel() for p in policy.network.parameters()) < 3e6
+    assert policy.network.action_out.out_features == NUM_ACTIONS  # random weights would move padded axes anywhere
     observations = {key: value.numpy() for key, value in observations_of(make_batch()).items()}
     with pytest.raises(UsageError, match="no statistics before demonstrations"):
         policy.act(observations, ActContext())
@@ -309,9 +310,9 @@ def test_new_model_is_small_repeatable_and_needs_statistics(family, robot, tmp_p
     policy.fit_normalizer({**observations, "action": rng.normal(size=(ROWS, NUM_ACTIONS)).astype(np.float32)})
     assert np.isfinite(policy.act(observations, ActContext()).actions).all()
     learn(policy)
-    written = write_new_model(tmp_path / "again", policy.family, horizon=HORIZON)
+    written = write_new_model(tmp_path / "again", policy.family, horizon=HORIZON, num_actions=NUM_ACTIONS)
     assert written == sum(p.numel() for p in policy.network.parameters())
-    cached = tmp_path / "dovetail" / "new_models" / f"{family}-tiny2-horizon{HORIZON}-seed0"
+    cached = tmp_path / "dovetail" / "new_models" / f"{family}-tiny3-horizon{HORIZON}-actions{NUM_ACTIONS}-seed0"
     for file in ("model.safetensors", "tokenizer.json", "config.json"):
         assert (tmp_path / "again" / file).read_bytes() == (cached / file).read_bytes()
     with pytest.raises(ValueError, match="random weights"):

@@ -131,7 +131,7 @@ class ActingVla:
         stats = None if config.stats is None else Path(config.stats).expanduser()
         adapter = None if config.adapter is None else Path(config.adapter).expanduser()
         if config.new is not None:
-            folder = cached_new_model(self.family, config.new)
+            folder = cached_new_model(self.family, config.new, num_actions=self._robot.action.shape[0])
         else:
             assert config.checkpoint is not None, "the settings are checked"
             folder = Path(config.checkpoint).expanduser()

@@ -1,9 +1,12 @@
 """A small pi0 or pi0.5 with RANDOM weights, as a LeRobot folder: to try training without a published checkpoint.
 
-    write_new_model(Path("tiny_pi0"), PI0, horizon=8, seed=0)
+    write_new_model(Path("tiny_pi0"), PI0, horizon=8, num_actions=7, seed=0)
 
 About 1 million weights (`size="small"`: 20 million), images of 64 x 64 pixels. The folder has no statistics: a run computes
 them (`policy.fit_stats`).
+
+Published models pad actions to 32 axes, and the loss leaves the padding out. Random weights would move the padding in
+directions that training never showed, which costs success. So a new model has the robot's number of axes.
 """
 
 from __future__ import annotations
@@ -31,7 +34,7 @@ __all__ = ["cached_new_model", "write_new_model"]
 _SIZES = {"pi0": Pi0Sizes, "pi05": Pi05Sizes}
 _NUM_PROMPT_TOKENS = {"pi0": 24, "pi05": 120}  # pi05 has the state in its prompt
 _VOCABULARY = 512
-_LAYOUT = 2  # of the sizes and tokens below: a folder of another layout in the cache is not used
+_LAYOUT = 3  # of the sizes and tokens below: a folder of another layout in the cache is not used
 _NETWORKS = {  # the vision tower, and the text model, which the expert equals
     # shapes do not tell the heads of the vision tower, and every PaliGemma has 16
     "tiny": (
@@ -58,15 +61,18 @@ _TEXTS = (  # common words of prompts become one token each; all others are spel
 )
 
 
-def cached_new_model(family: Family, config: NewModelConfig) -> Path:
+def cached_new_model(family: Family, config: NewModelConfig, *, num_actions: int) -> Path:
     """The folder of these settings in the user's cache. It is made if it does not exist: the seed decides the weights."""
     root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "dovetail" / "new_models"
-    folder = root / f"{family.name}-{config.size}{_LAYOUT}-horizon{config.horizon}-seed{config.seed}"
+    sizes = f"{config.size}{_LAYOUT}-horizon{config.horizon}-actions{num_actions}"
+    folder = root / f"{family.name}-{sizes}-seed{config.seed}"
     if not folder.is_dir():
         root.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=root) as scratch:
             made = Path(scratch) / "model"
-            write_new_model(made, family, size=config.size, horizon=config.horizon, seed=config.seed)
+            write_new_model(
+                made, family, size=config.size, horizon=config.horizon, num_actions=num_actions, seed=config.seed
+            )
             try:
                 made.rename(folder)
             except OSError:  # another process was faster
@@ -76,14 +82,20 @@ def cached_new_model(family: Family, config: NewModelConfig) -> Path:
 
 
 def write_new_model(
-    folder: Path, family: Family, *, size: Literal["tiny", "small"] = "tiny", horizon: int = 8, seed: int = 0
+    folder: Path,
+    family: Family,
+    *,
+    size: Literal["tiny", "small"] = "tiny",
+    horizon: int = 8,
+    num_actions: int = 32,
+    seed: int = 0,
 ) -> int:
     """Write the folder; return the number of weights. Raise UsageError if it exists or the family has no small version."""
     if folder.exists():
         raise UsageError(f"{folder} exists already. Name a new folder")
     if family.name not in _SIZES:
         raise UsageError(f"there is no small '{family.name}'. Use {' or '.join(_SIZES)}")
-    sizes = _sizes(family.name, size, horizon)
+    sizes = _sizes(family.name, size, horizon, num_actions)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         network = family.network(sizes)
@@ -96,7 +108,7 @@ def write_new_model(
     return sum(parameter.numel() for parameter in network.parameters())
 
 
-def _sizes(name: str, size: Literal["tiny", "small"], horizon: int) -> Pi0Sizes:
+def _sizes(name: str, size: Literal["tiny", "small"], horizon: int, num_actions: int) -> Pi0Sizes:
     vision, layers = _NETWORKS[size]
     return _SIZES[name](
         vision=vision,
@@ -106,6 +118,7 @@ def _sizes(name: str, size: Literal["tiny", "small"], horizon: int) -> Pi0Sizes:
         num_prompt_tokens=_NUM_PROMPT_TOKENS[name],
         state_size=64,
         horizon=horizon,
+        action_size=num_actions,
     )
 
 
