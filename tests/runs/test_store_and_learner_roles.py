@@ -166,7 +166,7 @@ def test_cloned_weights_are_published_and_learning_starts_from_them(make: Any) -
 
 
 @pytest.mark.parametrize("decays", [False, True])
-def test_learning_rate_of_cloning_falls_to_zero_only_with_bc_lr_decay(
+def test_learning_rate_of_cloning_falls_to_zero_only_with_lr_decay(
     make: Any, decays: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rates: list[float] = []
@@ -177,7 +177,7 @@ def test_learning_rate_of_cloning_falls_to_zero_only_with_bc_lr_decay(
         set_lr(self, lr)
 
     monkeypatch.setattr(Imitation, "_set_lr", record)
-    roles = make(f"learner.bc_lr_decay={str(decays).lower()}")
+    roles = make(f"learner.cloning.lr_decay={str(decays).lower()}")
     roles.run(Purpose.DEMO, 2)
     roles.learner.clone()
     assert len(rates) == 20 and rates[0] == 1e-3

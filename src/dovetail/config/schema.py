@@ -228,6 +228,19 @@ class OptimizerConfig(Config):
         return self
 
 
+class CloningConfig(Config):
+    """How behavior cloning learns, before the algorithm. The same settings as those of algorithm `imitation`."""
+
+    batch_size: int = Field(default=128, ge=1)
+    """Steps, or chunks, in one batch."""
+    lr: float = Field(default=1e-3, gt=0.0)
+    """Learning rate."""
+    lr_decay: bool = False
+    """Let the learning rate fall to 0 along a cosine, over `learner.bc_updates`."""
+    max_grad_norm: float | None = Field(default=None, gt=0.0)
+    """Norm to which the gradient is clipped; null: it is not. A small transformer needs 1.0."""
+
+
 class LearnerConfig(Config):
     """How much the learner trains, and on what hardware."""
 
@@ -238,8 +251,8 @@ class LearnerConfig(Config):
     """Update-to-data ratio: updates per online step."""
     bc_updates: int = Field(default=2000, ge=0)
     """Updates of behavior cloning on the demonstrations: the baseline in the report."""
-    bc_lr_decay: bool = False
-    """Let the learning rate of behavior cloning fall to 0 along a cosine. Noisy demonstrations are then cloned better."""
+    cloning: CloningConfig = CloningConfig()
+    """How behavior cloning learns."""
     start_from: Literal["cloning", "scratch"] = "cloning"
     """Initial weights of online learning: those of behavior cloning, or random ones."""
     warmup_updates: int = Field(default=500, ge=0)

@@ -25,7 +25,9 @@ class Imitation(Descent):
     name: ClassVar[str] = "imitation"
 
     def __init__(self, config: ImitationConfig, *, policy: TrainablePolicy, seed: int = 0) -> None:
-        super().__init__(policy, seed=seed, lr=config.lr, weight_decay=config.weight_decay)
+        super().__init__(
+            policy, seed=seed, max_grad_norm=config.max_grad_norm, lr=config.lr, weight_decay=config.weight_decay
+        )
         self._config = config
 
     @property

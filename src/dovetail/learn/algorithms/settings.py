@@ -260,6 +260,8 @@ class ImitationConfig(Config):
     """Weight decay of AdamW."""
     lr_decay_updates: int | None = Field(default=None, ge=1)
     """Updates over which `lr` falls to 0 along a cosine. None: it stays constant."""
+    max_grad_norm: float | None = Field(default=None, gt=0.0)
+    """Norm to which the gradient is clipped; null: it is not. A small transformer needs 1.0."""
 
 
 class HGDAggerConfig(Config):

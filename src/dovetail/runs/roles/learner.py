@@ -72,10 +72,14 @@ class RunLearner:
         policy, config = self._fleet().trainable(), self._config
         save_components(policy, self._folder.components)  # before versions that refer to them
         policy.fit_normalizer(self._store.demonstrated())
-        num_decaying = config.learner.bc_updates if config.learner.bc_lr_decay else None
-        algorithm = Imitation(
-            ImitationConfig(lr_decay_updates=num_decaying), policy=policy, seed=config.run.seed
+        cloning = config.learner.cloning
+        settings = ImitationConfig(
+            batch_size=cloning.batch_size,
+            lr=cloning.lr,
+            lr_decay_updates=config.learner.bc_updates if cloning.lr_decay else None,
+            max_grad_norm=cloning.max_grad_norm,
         )
+        algorithm = Imitation(settings, policy=policy, seed=config.run.seed)
         learner = self.make_learner(algorithm, policy, stream_name="cloning")
         with report_skipped_updates(self._folder, learner):
             learner.warm_up(config.learner.bc_updates, on_update=on_update)
