@@ -61,7 +61,9 @@ def new(
     family: Annotated[str, typer.Option(help="pi0 or pi05.")] = "pi0",
     size: Annotated[str, typer.Option(help="tiny: 1 million weights. small: 20 million.")] = "tiny",
     horizon: Annotated[int, typer.Option(min=1, max=200, help="Number of actions in a chunk.")] = 8,
-    axes: Annotated[int, typer.Option(min=1, max=256, help="Action axes of your robot, for better learning.")] = 32,
+    axes: Annotated[
+        int, typer.Option(min=1, max=256, help="Action axes of your robot. More are padding, which costs success.")
+    ] = 32,
     seed: Annotated[int, typer.Option(min=0, help="Of the random weights.")] = 0,
 ) -> None:
     """Write a small model with RANDOM weights: something to train, not to act with."""
@@ -77,5 +79,7 @@ def new(
     if family not in FAMILIES:
         raise UsageError(f"--family {family} is unknown. Use pi0 or pi05")
     settings = NewModelConfig.model_validate({"size": size, "horizon": horizon, "seed": seed})
-    num_weights = write_new_model(folder, FAMILIES[family], size=settings.size, horizon=horizon, num_actions=axes, seed=seed)
+    num_weights = write_new_model(
+        folder, FAMILIES[family], size=settings.size, horizon=horizon, num_actions=axes, seed=seed
+    )
     typer.echo(f"{folder}: {family} with {num_weights / 1e6:.1f} million RANDOM weights. Train it before it acts")
