@@ -9,7 +9,7 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 
 from dovetail.config.plugins import locate, resolve
-from dovetail.core.abilities import Closes, Leader
+from dovetail.core.abilities import Closes, Leader, LooksOnly
 from dovetail.core.clock import RealClock, SimulatedClock
 from dovetail.core.contracts import Clock, Robot, SimulatedRobot
 from dovetail.core.errors import PluginError, RobotError, UsageError
@@ -72,6 +72,9 @@ class RobotLeader:
         self.axes = tuple(name for part in self._parts for name in part.names)
         self.units = tuple(part.unit for part in self._parts for _ in part.names)
         self.can_follow = True
+        if isinstance(robot, LooksOnly):  # with torque, a person could not move it
+            robot.look_only()
+            self.can_follow = False
 
     def read(self) -> Array:
         with self._lock:
@@ -85,6 +88,8 @@ class RobotLeader:
         return np.concatenate(values)
 
     def follow(self, positions: Array) -> None:
+        if not self.can_follow:
+            return
         with self._lock:
             action, first = self._safe.holding_action(), 0
             for part in self._parts:
@@ -94,6 +99,8 @@ class RobotLeader:
 
     def release(self) -> None:
         """Stop. Whether a person can move it then depends on the robot."""
+        if not self.can_follow:
+            return
         with self._lock:
             self._safe.stop()
 
