@@ -14,9 +14,11 @@ import numpy as np
 import pytest
 
 from dovetail.core.abilities import IndependentStop, LooksOnly, UsesBuffers
+from dovetail.core.clock import RealClock
 from dovetail.core.errors import ConfigError, RobotError
 from dovetail.robots.drivers.lerobot.driver import LeRobotRobot
-from dovetail.robots.drivers.lerobot.settings import LeRobotConfig
+from dovetail.robots.drivers.lerobot.settings import SO_JOINTS, LeRobotConfig
+from dovetail.runs.assembly.leaders import RobotLeader
 from dovetail.testing import check_robot
 from support.lerobot_arm import CAMERA, FAKE, bridge_pid, follower_config, is_running, wait_for
 
@@ -106,6 +108,17 @@ def test_look_at_an_arm_that_is_held_keeps_it_held(make, arm):
     look.close()
     wait_for(lambda: len(arm.sent) == 6)
     assert arm.sent[-1] == arm.sent[0]
+
+
+def test_lerobot_robot_as_a_leader_is_only_observed(make, arm):
+    arm.set_state(positions=dict.fromkeys((*SO_JOINTS, "gripper"), 30.0))
+    leader = RobotLeader(make(), RealClock())
+    assert leader.axes == (*SO_JOINTS, "gripper") and not leader.can_follow
+    np.testing.assert_allclose(leader.read(), (*np.radians([30.0] * 5), 0.3), atol=1e-5)
+    leader.follow(np.zeros(6))
+    leader.release()
+    leader.close()
+    assert [event["what"] for event in arm.events()] == ["connect"]
 
 
 def test_a_calibration_mismatch_names_the_lerobot_command(make, arm):
