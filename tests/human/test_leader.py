@@ -3,6 +3,7 @@
 import threading
 import time
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -348,9 +349,9 @@ def test_leader_of_one_arm_leaves_the_other_arm_to_the_policy(seat):
         (SPEC, Hand(("l1",), ("rad",), (0,)), "no axis 'l2' of part 'left'"),
         (SPEC, Hand(("l1", "l2"), ("rad", "m"), (0, 0)), "in m at the leader, but in rad at the robot"),
         (
-            robot(part("left", ("l1", "l2"), kind="joint_velocity", unit="rad/s", hold="zero")),
+            robot(part("left", ("l1", "l2"), kind="velocity", unit="rad/s", hold="zero", measured="")),
             Hand(("l1", "l2"), ("rad", "rad"), (0, 0)),
-            "takes joint_velocity actions",
+            "takes velocity actions",
         ),
     ],
 )
@@ -473,9 +474,10 @@ def test_robot_as_leader_follows_the_robot_hands_over_without_a_jump_and_follows
     follows(-0.3, 0.2)
 
 
-def test_robot_without_joints_cannot_lead():
-    with pytest.raises(UsageError, match="no measured joint targets"):
-        build_leader({"type": "dovetail.testing.fakes:FakeArm"}, clock=SimulatedClock())
+def test_robot_without_measured_joints_or_poses_cannot_lead():
+    base = robot(part("base", ("x", "turn"), kind="velocity", unit="m/s+rad/s", hold="zero", measured=""))
+    with pytest.raises(UsageError, match=r"no measured joint targets, joint velocities or poses, but velocity"):
+        RobotLeader(SimpleNamespace(spec=base), SimulatedClock())
 
 
 def test_robot_that_measures_nonsense_is_a_lost_leader():

@@ -34,6 +34,12 @@ class ArmFolder:
         state = {"positions": positions | {"gripper": 50.0}, "calibrated": True} | changes
         (self.path / "state.json").write_text(json.dumps(state))
 
+    @property
+    def positions(self) -> dict[str, float]:
+        """In LeRobot's units."""
+        positions: dict[str, float] = json.loads((self.path / "state.json").read_text())["positions"]
+        return positions
+
     def events(self, *names: str) -> list[dict[str, Any]]:
         try:
             lines = (self.path / "events.jsonl").read_text().splitlines()

@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 
 from dovetail.config.schema import RunConfig
-from dovetail.core.abilities import ChecksDevice, ConfiguresLeader, WrapsOperator, WrapsOperators
+from dovetail.core.abilities import ChecksDevice, ConfiguresLeader, LooksOnly, WrapsOperator, WrapsOperators
 from dovetail.core.clock import SimulatedClock
 from dovetail.core.errors import DovetailError, RobotFault, UsageError
 from dovetail.core.streams import stream
@@ -134,6 +134,8 @@ def _render_once(assembly: Assembly) -> None:
     try:
         if isinstance(assembly.clock, SimulatedClock):
             assembly.task.reset(assembly.robot, rng=stream(assembly.config.run.seed, "check"))
+        if isinstance(assembly.workcell.driver, LooksOnly):
+            assembly.workcell.driver.look_only()
         assembly.robot.observe()
     except RobotFault as fault:  # its cause is more specific than the safety filter's message
         raise fault.__cause__ if isinstance(fault.__cause__, DovetailError) else fault from None

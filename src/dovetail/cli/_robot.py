@@ -24,9 +24,10 @@ from dovetail.core.errors import ConfigError, UsageError
 from dovetail.core.specs import RobotSpec
 from dovetail.core.types import Array, Observation
 from dovetail.robot_host.arm_lock import ArmLock
-from dovetail.robot_host.jog import plan_jog, run_jog
+from dovetail.robot_host.jog import Jog, plan_jog, run_jog
 from dovetail.robot_host.robot_look import RobotLook
 from dovetail.runs.assembly.robot_access import load_robot, open_workcell
+from dovetail.runs.assembly.workcell import Workcell
 
 __all__ = ["move", "show", "write_server_file", "write_spec"]
 
@@ -51,7 +52,7 @@ def show(
     arguments: Sequence[str], *, arm: str | None, seconds: float | None, live: bool, pictures: Path | None
 ) -> None:
     config = _config(arguments, arm)
-    with open_workcell(config) as workcell, StopFlag() as stop:
+    with open_workcell(config, looks=True) as workcell, StopFlag() as stop:
         look = RobotLook(workcell.driver, workcell.clock)
         if not console.is_terminal and seconds is None:  # a file or pipe gets one table, not one per second
             seconds = _ONCE_S
@@ -170,31 +171,33 @@ def move(
 ) -> int:
     config = _config(arguments, arm)
     lock = ArmLock(config.robot)
-    with open_workcell(config) as workcell:
-        is_simulated = isinstance(workcell.clock, SimulatedClock)
-        if not is_simulated:
-            lock.acquire()
-        try:
-            robot = workcell.robot
-            seen = RobotLook(workcell.driver, workcell.clock).tick()
-            jog = plan_jog(robot.spec, seen, part=part, axis=axis, by=by, speed_share=speed)
-            say(f"{'simulated ' if is_simulated else ''}robot '{robot.spec.name}', {jog}")
-            if not yes and not _is_confirmed():
-                say("not moved")
-                return 1
-            with StopFlag() as stop:
-                # the person may have waited: plan again from where the robot is now
-                jog = plan_jog(robot.spec, robot.observe(), part=part, axis=axis, by=by, speed_share=speed)
-                after = run_jog(robot, workcell.clock, jog, should_stop=stop)
-                if stop():
-                    say("stopped")
-                    return _STOPPED
-            if jog.start is not None:
-                say(f"moved from {jog.start:.4f} to {jog.measured(after):.4f} {jog.unit}")
-            else:
-                say(f"sent {by:+g} {jog.unit}; nothing measures this axis alone")
-        finally:
-            lock.close()
+
+    def plan(workcell: Workcell, seen: Observation) -> Jog:
+        return plan_jog(workcell.robot.spec, seen, part=part, axis=axis, by=by, speed_share=speed)
+
+    try:
+        with open_workcell(config, looks=True) as workcell:  # an arm gets its torque after the question
+            is_simulated = isinstance(workcell.clock, SimulatedClock)
+            if not is_simulated:
+                lock.acquire()
+            jog = plan(workcell, RobotLook(workcell.driver, workcell.clock).tick())
+        say(f"{'simulated ' if is_simulated else ''}robot '{workcell.robot.spec.name}', {jog}")
+        if not yes and not _is_confirmed():
+            say("not moved")
+            return 1
+        with open_workcell(config) as workcell, StopFlag() as stop:
+            # the person may have waited: plan again from where the robot is now
+            jog = plan(workcell, workcell.robot.observe())
+            after = run_jog(workcell.robot, workcell.clock, jog, should_stop=stop)
+        if stop():
+            say("stopped")
+            return _STOPPED
+        if jog.start is not None:
+            say(f"moved from {jog.start:.4f} to {jog.measured(after):.4f} {jog.unit}")
+        else:
+            say(f"sent {by:+g} {jog.unit}; nothing measures this axis alone")
+    finally:
+        lock.close()
     return 0
 
 

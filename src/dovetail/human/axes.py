@@ -21,6 +21,7 @@ from dovetail.core.errors import UsageError
 from dovetail.core.specs import ActionPart, RobotSpec
 from dovetail.core.types import Array, Observation
 from dovetail.human.drive_settings import KinematicsConfig
+from dovetail.human.frames import PartFrame
 from dovetail.human.kinematics import Kinematics
 from dovetail.human.rotations import from_quaternion, from_vector, to_vector
 
@@ -202,21 +203,21 @@ class _PartMapping:
 class _Cartesian(_PartMapping):
     def __init__(self, robot: RobotSpec, part: ActionPart, *, speed: float) -> None:
         super().__init__(robot, part, speed=speed)
-        self._unframe: Array | None = None  # base to action
+        self._frame = PartFrame(part)
 
     def begin(self) -> None:
-        self._unframe = None
+        self._frame.begin()
 
     def observe(self, observation: Observation) -> None:
-        is_new = self._unframe is None or self._part.frame == "tool"
-        if is_new and self._part.frame in ("reset", "tool") and (pose := self._measured(observation)) is not None:
-            self._unframe = from_quaternion(pose[3:7]).T
+        self._frame.observe(observation)
 
     def action(self, moves: Array, observation: Observation) -> Array:
         moves = moves[self.axes].copy()
-        if self._unframe is not None:  # without a pose, or in the base frame, the axes are those of the action
+        if (
+            self._frame.from_base is not None
+        ):  # without a pose, or in the base frame, the axes are those of the action
             for first in range(0, len(moves), 3):
-                turned = self._unframe @ moves[first : first + 3]
+                turned = self._frame.from_base @ moves[first : first + 3]
                 moves[first : first + 3] = turned / max(1.0, float(np.abs(turned).max()))
         return self._scaled(moves)
 

@@ -3,7 +3,8 @@
     operator: {type: leader, leader: {type: my_lab.arms:Gello, port: /dev/ttyUSB0}, key: KEY_B}
 
 The leader is a plugin of its own or any robot, which is only observed unless `feedback` is on. Its axes drive the axes of
-the action with the same names; `joints` maps others, with a scale and an offset. A key or pedal is the dead-man switch, or a
+the action with the same names; `joints` maps others, with a scale and an offset. A robot with Cartesian actions follows the
+leader's end effector, which the leader measures or `kinematics` computes. A key or pedal is the dead-man switch, or a
 squeeze of the leader's gripper starts the takeover.
 
 The follower never jumps at a takeover. With `handover: match` it stands still until the leader is within the tolerance; with
@@ -27,7 +28,9 @@ from dovetail.core.problem_report import report_line
 from dovetail.core.specs import RobotSpec
 from dovetail.core.types import HumanInput, Observation
 from dovetail.human.device import Device, DeviceOperator, DeviceReader, Reading
+from dovetail.human.drive_settings import KinematicsConfig
 from dovetail.human.leader_mapping import JointMap, LeaderMapping
+from dovetail.human.leader_pose import PosedLeader
 from dovetail.human.leader_reader import LeaderReader
 from dovetail.human.mailbox import Control, DriveCommand
 from dovetail.human.pedal import PedalConfig, PedalDevice
@@ -50,6 +53,10 @@ class LeaderConfig(Config):
     """Arm to drive, with its gripper. Null: all parts that have an axis of the leader."""
     joints: dict[str, JointMap] = Field(default_factory=dict)
     """Which axis of the leader moves an axis of the action, by the action's axis. Others: the one with the same name."""
+    kinematics: KinematicsConfig | None = None
+    """Geometry of a leader with joints, to lead an end effector; its `part` is the arm that follows. Null: none."""
+    scale: float = Field(default=1.0, gt=0.0, le=10.0)
+    """How far an end effector moves when the leader's moves by 1. Rotations are not scaled."""
     switch: Literal["key", "squeeze"] = "key"
     """What starts a takeover: a key or pedal that is held, or a squeeze of the leader's gripper, once per episode."""
     key: str = "KEY_B"
@@ -114,6 +121,8 @@ class LeaderOperator(DeviceOperator):
         device: Device | DeviceReader | None = None,
     ) -> None:
         self._config = config
+        if config.kinematics is not None:
+            leader = PosedLeader(leader, config.kinematics)
         self._leader = LeaderReader(leader)
         mapping = LeaderMapping(
             robot,
@@ -124,6 +133,7 @@ class LeaderOperator(DeviceOperator):
             tolerance_rad=config.tolerance_rad,
             blend_speed=config.blend_speed,
             speed=config.speed,
+            scale=config.scale,
         )
         self._leader_mapping = mapping
         self._squeeze = SqueezeDevice(self._leader, mapping) if config.switch == "squeeze" else None

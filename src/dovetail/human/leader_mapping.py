@@ -1,4 +1,11 @@
-"""Converts the positions of a leader arm to an action of the robot, without a jump at the takeover."""
+"""Converts the positions of a leader arm to an action of the robot, without a jump at the takeover.
+
+    joint_target, gripper             the leader's position; what differs at the takeover is matched or blended out
+    joint_velocity                    the leader's motion since the last tick
+    ee_delta, ee_velocity, ee_target  the motion of the leader's end effector since the takeover: `human.leader_pose`
+
+Other parts, such as a mobile base, are not led: another operator may drive them.
+"""
 
 from __future__ import annotations
 
@@ -10,14 +17,15 @@ import numpy as np
 from pydantic import Field
 
 from dovetail.config.model import Config
-from dovetail.core.abilities import Leader
+from dovetail.core.abilities import Leader, LeadsByPose
 from dovetail.core.errors import UsageError, did_you_mean
 from dovetail.core.specs import ActionPart, RobotSpec
 from dovetail.core.types import Array, Observation
+from dovetail.human.leader_pose import CARTESIAN, PoseLead
 
 __all__ = ["JointMap", "LeaderMapping"]
 
-_KINDS = ("joint_target", "gripper")
+_KINDS = ("joint_target", "joint_velocity", "gripper")
 _ANGLES = {"rad": 1.0, "deg": math.pi / 180.0}
 _JOINT_SPEED = 0.8  # rad/s, if the part has no limit
 _TOLERANCE_M_PER_RAD = 1.0 / 3.0
@@ -47,6 +55,7 @@ class _Axis:
     step: float  # largest motion per tick
     tolerance: float
     is_gripper: bool
+    is_velocity: bool
     measured: tuple[str, int] | None  # observation and index
 
 
@@ -66,24 +75,38 @@ class LeaderMapping:
         tolerance_rad: float = 0.15,
         blend_speed: float = 0.2,
         speed: float = 1.0,
+        scale: float = 1.0,
     ) -> None:
-        """`waits`: the robot stands still until the leader is near it."""
+        """`waits`: the robot stands still until the leader is near it. `scale`: of an end effector's translations."""
         self._robot, self._leader = robot, leader
+        self._poses: Mapping[str, int] = leader.poses if isinstance(leader, LeadsByPose) else {}
         self._joints, self._tolerance_rad, self._speed = dict(joints or {}), tolerance_rad, speed
         self._waits, self._blend_speed = waits, blend_speed
         self._low, self._high = robot.action.bounds
         self._check_names()
         allowed = [part for part in robot.parts if not parts or part.name in parts]
-        self._axes = [axis for part in allowed for axis in self._axes_of(part, wanted=part.name in parts)]
-        if not self._axes:
+        self._leads = [
+            PoseLead(robot, part, source=source, speed=speed, scale=scale)
+            for part in allowed
+            if (source := self._pose_of(part, allowed)) is not None
+        ]
+        others = [part for part in allowed if part.kind not in CARTESIAN or not self._poses]
+        self._axes = [axis for part in others for axis in self._axes_of(part, wanted=part.name in parts)]
+        if not self._axes and not self._leads:
             raise UsageError(
                 f"operator 'leader': no axis of leader '{leader.name}' ({', '.join(leader.axes)}) has the name of a joint "
-                f"of robot '{robot.name}' ({', '.join(robot.action.names)}). Set operator.joints"
+                f"of robot '{robot.name}' ({', '.join(robot.action.names)}). Set operator.joints; or, "
+                "to lead an end effector, operator.kinematics and operator.part"
             )
         self.keeps: Array | None = None  # the leader has a position for each axis
         self.driven: Array | None = np.zeros(robot.action.shape, np.bool_)
-        self._at = np.array([axis.at for axis in self._axes])
+        self._at = np.array([axis.at for axis in self._axes], np.int64)
         self.driven[self._at] = True
+        for lead in self._leads:
+            self.driven[lead.slice] = True
+        self._is_gripper = np.array([axis.is_gripper for axis in self._axes], np.bool_)
+        self._is_velocity = np.array([axis.is_velocity for axis in self._axes], np.bool_)
+        self._last: Array | None = None  # wanted positions of the last tick, for velocities
         self._step = np.array([axis.step for axis in self._axes])
         self._tolerance = np.array([axis.tolerance for axis in self._axes])
         self._offset: Array | None = None  # the robot minus the leader, not yet blended out
@@ -117,12 +140,17 @@ class LeaderMapping:
 
     def begin(self) -> None:
         self.release()
+        for lead in self._leads:
+            lead.begin()
 
     def observe(self, observation: Observation) -> None:
-        pass
+        for lead in self._leads:
+            lead.observe(observation)
 
     def release(self) -> None:
-        self._offset = self._hold = self.waiting = None
+        self._offset = self._hold = self.waiting = self._last = None
+        for lead in self._leads:
+            lead.release()
 
     def action(self, axes: Array, observation: Observation) -> Array:
         """float32 [A]. Only the driven axes are valid."""
@@ -139,17 +167,22 @@ class LeaderMapping:
             self._offset = np.sign(self._offset) * np.maximum(np.abs(self._offset) - decay, 0.0)
             command = wanted + self._offset
             near = np.clip(command, here - self._step, here + self._step)
-            command = np.where([axis.is_gripper for axis in self._axes], command, near)
+            command = np.where(self._is_gripper, command, near)
+        moved = wanted - (wanted if self._last is None or self._offset is None else self._last)
+        velocities = np.clip(moved, -self._step, self._step) * self._robot.control_hz
+        self._last = wanted
         action = np.zeros(self._low.shape)
-        action[self._at] = command
+        action[self._at] = np.where(self._is_velocity, velocities, command)
+        for lead in self._leads:
+            action[lead.slice] = lead.action(axes, observation, waits=self._offset is None)
         clipped: Array = np.clip(action, self._low, self._high).astype(np.float32)
         return clipped
 
     def _begin_following(self, wanted: Array, here: Array) -> None:
         """Follow from now on, or wait."""
         apart = np.abs(here - wanted) / self._tolerance
-        worst = int(np.argmax(apart))
-        if self._waits and apart[worst] > 1.0:
+        worst = int(np.argmax(apart)) if len(apart) else 0
+        if self._waits and (apart > 1.0).any():
             self._hold = here if self._hold is None else self._hold
             name, distance = self._axes[worst].name, abs(float(here[worst] - wanted[worst]))
             self.waiting = f"{name} is {distance:.2g} away, and {self._tolerance[worst]:.2g} is near enough"
@@ -181,6 +214,20 @@ class LeaderMapping:
                     f"operator.joints.{name}.scale is 0: the axis would not follow. Set another number"
                 )
 
+    def _pose_of(self, part: ActionPart, allowed: Sequence[ActionPart]) -> int | None:
+        """Where the pose of the leader starts that leads this part: that of the same name, or the only one. None: none."""
+        if part.kind not in CARTESIAN or not self._poses:
+            return None
+        source = self._poses.get(part.name)
+        if source is None and len(self._poses) == 1 and sum(one.kind in CARTESIAN for one in allowed) == 1:
+            (source,) = self._poses.values()
+        if source is not None and not (part.measured_key in self._robot.observation or part.frame == "base"):
+            raise UsageError(
+                f"operator 'leader': robot '{self._robot.name}' does not measure the pose of its part '{part.name}': set "
+                "`measured` in its spec"
+            )
+        return source
+
     def _axes_of(self, part: ActionPart, *, wanted: bool) -> list[_Axis]:
         """The driven axes of a part: all of them, or none if the leader has none of them."""
         missing = [name for name in part.names if name not in self._joints and name not in self._leader.axes]
@@ -193,8 +240,8 @@ class LeaderMapping:
             )
         if part.kind not in _KINDS:
             raise UsageError(
-                f"operator 'leader' drives joint targets, but part '{part.name}' of robot '{self._robot.name}' takes "
-                f"{part.kind} actions. Set robot.action=joint, or operator.part to another arm"
+                f"operator 'leader' cannot drive part '{part.name}' of robot '{self._robot.name}' by joints: it takes "
+                f"{part.kind} actions. Set operator.kinematics to lead its end effector, or operator.part to another arm"
             )
         if part.kind == "joint_target" and part.measured_key not in self._robot.observation:
             raise UsageError(
@@ -208,17 +255,18 @@ class LeaderMapping:
         mapped = self._joints.get(name) or JointMap(axis=name)
         source = self._leader.axes.index(mapped.axis)
         unit, span = self._leader.units[source], part.high[number] - part.low[number]
-        if unit != part.unit and not (unit in _ANGLES and part.unit in _ANGLES) and name not in self._joints:
+        ours = part.unit.removesuffix("/s")
+        both_angles = unit in _ANGLES and ours in _ANGLES
+        if unit != ours and not both_angles and name not in self._joints:
             raise UsageError(
-                f"operator 'leader': axis '{name}' is in {unit} at the leader, but in {part.unit} at the robot. "
+                f"operator 'leader': axis '{name}' is in {unit} at the leader, but in {ours} at the robot. "
                 f"Set operator.joints.{name} with a scale"
             )
-        both_angles = unit in _ANGLES and part.unit in _ANGLES
-        convert = _ANGLES[unit] / _ANGLES[part.unit] if both_angles else 1.0
+        convert = _ANGLES[unit] / _ANGLES[ours] if both_angles else 1.0
         rate = part.max_speed[number] if part.max_speed else span if is_gripper else _JOINT_SPEED
-        per_rad = 1.0 / _ANGLES[part.unit] if part.unit in _ANGLES else _TOLERANCE_M_PER_RAD
+        per_rad = 1.0 / _ANGLES[ours] if ours in _ANGLES else _TOLERANCE_M_PER_RAD
         first = part.measured_slice.start or 0
-        is_measured = part.measured_key in self._robot.observation
+        is_measured = part.measured_key in self._robot.observation and not part.is_velocity
         return _Axis(
             name=name,
             at=self._robot.slice_of(part.name).start + number,
@@ -228,5 +276,6 @@ class LeaderMapping:
             step=self._speed * rate / self._robot.control_hz,
             tolerance=_GRIPPER_TOLERANCE * span if is_gripper else self._tolerance_rad * per_rad,
             is_gripper=is_gripper,
+            is_velocity=part.is_velocity,
             measured=(part.measured_key, first + number) if is_measured else None,
         )

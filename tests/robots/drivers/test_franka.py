@@ -51,6 +51,9 @@ def connect():
         if len(emulators) > 1:
             addresses["right_address"] = emulators[1].address
         robot = FrankaRobot(FrankaConfig(**addresses, **{"gripper": "hil_serl_franka", **settings}))
+        if emulators[0].config.lockstep:
+            for arm, emulator in zip(robot._arms, emulators, strict=True):
+                arm._sleep = lambda s, emulator=emulator: emulator.arm.advance_ns(round(s * 1e9))
         robots.append(robot)
         return robot
 
@@ -518,6 +521,64 @@ def test_joint_reset_is_never_repeated_after_a_lost_connection(emulate, connect)
     assert "/jointreset" not in emulator.endpoints.num_calls
 
 
+def test_no_joint_reset_clears_an_error_that_nobody_has_seen(emulate, connect):
+    emulator = emulate(lockstep=True)
+    safe = SafeRobot(connect(emulator, joint_reset_every=1), SafetyConfig(), RealClock())
+    safe.observe()
+    emulator.misbehave("arm_error")  # after the last observation
+    with pytest.raises(RobotFault, match=r"does not follow: pulled up by 0.01 m before a joint reset"):
+        safe.prepare_reset()
+    assert emulator.arm.has_error
+    assert not {"/jointreset", "/clearerr"} & set(emulator.endpoints.num_calls)
+    safe.acknowledge()
+    assert emulator.endpoints.num_calls["/clearerr"] == 1 and safe.fault is None
+    safe.observe()
+    safe.prepare_reset()
+    assert emulator.endpoints.num_calls["/jointreset"] == 1
+
+
+@pytest.mark.extended
+def test_second_arm_with_an_error_is_not_reset(emulate, connect):
+    left, right = emulate(lockstep=True), emulate(lockstep=True, host="127.0.0.2")
+    robot = connect(left, right, joint_reset_every=1)
+    robot.observe()
+    right.misbehave("arm_error")
+    with pytest.raises(RobotError, match=r"127.0.0.2:\d+ does not follow"):
+        robot.prepare_reset()
+    assert right.arm.has_error and "/jointreset" not in right.endpoints.num_calls
+
+
+def test_stop_while_the_arm_shows_that_it_obeys_prevents_the_joint_reset(emulate, connect):
+    emulator = emulate(lockstep=True)
+    robot = connect(emulator, joint_reset_every=1)
+    robot.observe()
+    wait = robot._arms[0]._sleep
+
+    def stop_then_wait(duration_s):
+        if position(emulator)[2] < lifted_m:
+            wait(duration_s)
+        robot.stop()
+
+    lifted_m = position(emulator)[2] + 0.001
+    robot._arms[0]._sleep = stop_then_wait
+    with pytest.raises(RobotError, match=r"was stopped before its joint reset|does not follow"):
+        robot.prepare_reset()
+    assert "/jointreset" not in emulator.endpoints.num_calls
+
+
+def test_stop_after_a_joint_reset_holds_the_new_place(emulate, connect):
+    emulator = emulate(lockstep=True)
+    robot = connect(emulator, joint_reset_every=1)
+    robot.observe()
+    robot.stop()
+    robot.send(move(dy=0.01))
+    emulator.arm.advance_ns(500_000_000)
+    robot.stop()
+    robot.prepare_reset()
+    robot.stop()  # without a command since
+    assert np.allclose(equilibrium(emulator), position(emulator), atol=1e-3)
+
+
 def test_no_joint_reset_after_a_fault(emulate, connect):
     emulator = emulate(lockstep=True)
     safe = SafeRobot(connect(emulator, joint_reset_every=1), SafetyConfig(), RealClock())
@@ -530,7 +591,7 @@ def test_no_joint_reset_after_a_fault(emulate, connect):
 @pytest.mark.extended
 def test_stop_during_a_joint_reset_says_that_it_cannot_stop_it(emulate, connect):
     emulator = emulate(time_scale=20.0)
-    robot = connect(emulator, joint_reset_every=1)
+    robot = connect(emulator, joint_reset_every=1, timeout_s=2.0)
     robot.observe()
     resetting = threading.Thread(target=robot.prepare_reset)
     resetting.start()

@@ -13,10 +13,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dovetail.core.abilities import IndependentStop, UsesBuffers
+from dovetail.core.abilities import IndependentStop, LooksOnly, UsesBuffers
+from dovetail.core.clock import RealClock
 from dovetail.core.errors import ConfigError, RobotError
 from dovetail.robots.drivers.lerobot.driver import LeRobotRobot
-from dovetail.robots.drivers.lerobot.settings import LeRobotConfig
+from dovetail.robots.drivers.lerobot.settings import SO_JOINTS, LeRobotConfig
+from dovetail.runs.assembly.leaders import RobotLeader
 from dovetail.testing import check_robot
 from support.lerobot_arm import CAMERA, FAKE, bridge_pid, follower_config, is_running, wait_for
 
@@ -68,6 +70,55 @@ def test_connecting_never_asks_on_the_terminal_and_holds_at_once(make, arm):
     events = arm.events()
     assert events[0] == {**events[0], "what": "connect", "calibrate": False}
     assert arm.sent[0] == pytest.approx({**dict.fromkeys(arm.sent[0], 0.0), "gripper.pos": 50.0})
+
+
+def test_looking_does_not_configure_command_or_release_the_arm(make, arm):
+    robot = make(linger_s=0.0, release=True)
+    assert isinstance(robot, LooksOnly)
+    robot.look_only()
+    robot.observe()
+    with pytest.raises(RobotError, match="connected only to measure"):
+        robot.send(np.zeros(6, np.float32))
+    pid = bridge_pid(robot)
+    robot.stop()
+    robot.close()
+    wait_for(lambda: not is_running(pid))
+    assert [event["what"] for event in arm.events()] == ["connect", "disconnect"]
+
+
+def test_run_after_a_look_connects_completely_and_holds(make, arm):
+    look = make(linger_s=5.0)
+    look.look_only()
+    look.observe()
+    look.close()
+    make(linger_s=5.0).observe()  # the same bridge
+    names = [event["what"] for event in arm.events() if event["what"] != "begin_send"]
+    assert names == ["connect", "disconnect", "connect", "configure", "send", "send"]
+
+
+def test_look_at_an_arm_that_is_held_keeps_it_held(make, arm):
+    first = make(linger_s=5.0)
+    first.observe()
+    first.close()
+    wait_for(lambda: len(arm.sent) == 4)  # held as the client left
+    look = make(linger_s=5.0)
+    look.look_only()
+    look.observe()
+    assert len(arm.events("connect")) == 1 and len(arm.sent) == 4
+    look.close()
+    wait_for(lambda: len(arm.sent) == 6)
+    assert arm.sent[-1] == arm.sent[0]
+
+
+def test_lerobot_robot_as_a_leader_is_only_observed(make, arm):
+    arm.set_state(positions=dict.fromkeys((*SO_JOINTS, "gripper"), 30.0))
+    leader = RobotLeader(make(), RealClock())
+    assert leader.axes == (*SO_JOINTS, "gripper") and not leader.can_follow
+    np.testing.assert_allclose(leader.read(), (*np.radians([30.0] * 5), 0.3), atol=1e-5)
+    leader.follow(np.zeros(6))
+    leader.release()
+    leader.close()
+    assert [event["what"] for event in arm.events()] == ["connect"]
 
 
 def test_a_calibration_mismatch_names_the_lerobot_command(make, arm):

@@ -283,7 +283,7 @@ def test_garbage_sent_to_the_bridge_leaves_it_working(arm):
     robot = LeRobotRobot(follower_config(arm))
     try:
         robot.observe()
-        hello = {"token": (robot._process._folder / "token").read_text(), "protocol": 1, "role": "stop"}
+        hello = {"token": (robot._process._folder / "token").read_text(), "protocol": 2, "role": "stop"}
         for number in range(60):
             link = socket.socket(socket.AF_UNIX)
             link.connect(str(robot._process.socket_path))

@@ -114,6 +114,20 @@ def test_so101_follower_connects_moves_and_holds(make_bus, make_robot):
     assert all(bus.motor(i).has_torque for i in range(1, 7))  # `release` is off
 
 
+def test_looking_writes_to_no_motor_and_leaves_the_torque_as_it_is(make_bus, make_robot):
+    bus = make_bus(falls=False)
+    bus.motor(2).set("Torque_Enable", 1)
+    bus.motor(1).set("Goal_Position", bus.motor(1).position + 900)  # of an earlier use
+    robot = make_robot(bus, release=True)
+    robot.look_only()
+    for _ in range(5):
+        robot.observe()
+    robot.close()
+    wait_for(lambda: not robot._process.socket_path.exists())
+    assert bus.num_packets > 10 and bus.num_writes == 0
+    assert [bus.motor(i).has_torque for i in range(1, 7)] == [False, True, False, False, False, False]
+
+
 def test_check_robot_passes(make_bus, make_robot):
     robot = make_robot(make_bus(), control_hz=5.0)
     check_robot(lambda: robot, num_ticks=10)

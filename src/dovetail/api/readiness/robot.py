@@ -45,7 +45,7 @@ def _packages(config: RunConfig, label: str) -> Iterator[Finding]:
 
 def _observed(config: RunConfig, label: str) -> Iterator[Finding]:
     try:
-        with open_workcell(config) as workcell:
+        with open_workcell(config, looks=True) as workcell:
             if not isinstance(workcell.clock, SimulatedClock):
                 yield from _look(workcell, label)
     except DovetailError as error:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol, runtime_checkable
 
 from dovetail.core.types import Array
@@ -14,6 +14,7 @@ __all__ = [
     "DrivesAxes",
     "KeepsPace",
     "Leader",
+    "LeadsByPose",
     "MakesDevice",
     "Pauses",
     "Restarts",
@@ -69,6 +70,16 @@ class Leader(Protocol):
 
     def close(self) -> None:
         """Release it and close the connection."""
+
+
+@runtime_checkable
+class LeadsByPose(Protocol):
+    """A leader that also measures the pose of its end effector, or several of them, for robots with Cartesian actions."""
+
+    @property
+    def poses(self) -> Mapping[str, int]:
+        """The name of each arm, and where its pose starts in the values of `read`: x y z in m in its base frame, then the
+        quaternion w x y z."""
 
 
 @runtime_checkable

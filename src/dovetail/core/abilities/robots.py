@@ -13,6 +13,7 @@ __all__ = [
     "HasWorld",
     "HearsAcknowledgement",
     "IndependentStop",
+    "LooksOnly",
     "PreparesReset",
     "Probes",
     "StopConnection",
@@ -57,6 +58,16 @@ class DescribesLink(Protocol):
 
     def describe_link(self) -> str:
         """One line without a period, such as the round trip and the clock offset. Does not move the robot."""
+
+
+@runtime_checkable
+class LooksOnly(Protocol):
+    """A robot whose connection holds it with torque or configures it, and which can also be observed without that: for
+    `dovetail doctor`, `dovetail robot show` and leader arms."""
+
+    def look_only(self) -> None:
+        """Called before the first `observe`: nothing that this object does may move, energize or release the robot. `send`
+        raises RobotError from now on."""
 
 
 @runtime_checkable

@@ -109,7 +109,7 @@ class FeetechEmulator:
         self._thread: threading.Thread | None = None
         self._closing = threading.Event()
         self._started_s = self._moved_s = 0.0
-        self.num_packets = 0
+        self.num_packets = self.num_writes = 0
 
     @property
     def port(self) -> str:
@@ -216,6 +216,7 @@ class FeetechEmulator:
     def _answer(self, packet: Instruction) -> None:
         with self._lock:
             self.num_packets += 1
+            self.num_writes += packet.code in (WRITE, REG_WRITE, ACTION, SYNC_WRITE)
             answers = self._execute(packet) if self._speed_fits() else []
             faults = self._faults
         for answer in answers:

@@ -9,15 +9,18 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 
 from dovetail.config.plugins import locate, resolve
-from dovetail.core.abilities import Closes, Leader
+from dovetail.core.abilities import Closes, Leader, LooksOnly
 from dovetail.core.clock import RealClock, SimulatedClock
 from dovetail.core.contracts import Clock, Robot, SimulatedRobot
 from dovetail.core.errors import PluginError, RobotError, UsageError
 from dovetail.core.types import Array
+from dovetail.human.leader_pose import CARTESIAN, POSE_NAMES
 from dovetail.robots.safety import SafeRobot, SafetyConfig
 from dovetail.runs.assembly.operators import parse_inner
 
 __all__ = ["RobotLeader", "build_leader"]
+
+_JOINTS = ("joint_target", "joint_velocity")
 
 
 def build_leader(section: Any, *, clock: Clock) -> Leader:
@@ -62,16 +65,26 @@ class RobotLeader:
         self._robot, self._safe = robot, SafeRobot(robot, SafetyConfig(check_jumps=False), clock)
         self._lock = threading.Lock()  # a simulated robot is advanced by another thread
         spec = robot.spec
-        self._parts = [part for part in spec.parts if part.kind in ("joint_target", "gripper") and part.measured]
-        if not any(part.kind == "joint_target" for part in self._parts):
+        self._parts = [part for part in spec.parts if part.kind in (*_JOINTS, "gripper") and part.measured]
+        arms = [part for part in spec.parts if part.kind in CARTESIAN and part.measured]
+        if not arms and not any(part.kind in _JOINTS for part in self._parts):
             kinds = ", ".join(part.kind for part in spec.parts)
             raise UsageError(
-                f"the leader '{spec.name}' has no measured joint targets, but {kinds}. Set its action to joints"
+                f"the leader '{spec.name}' has no measured joint targets, joint velocities or poses, but {kinds}. Set "
+                "`measured` in its spec"
             )
+        axes = [name for part in self._parts for name in part.names]
         self.name = spec.name
-        self.axes = tuple(name for part in self._parts for name in part.names)
-        self.units = tuple(part.unit for part in self._parts for _ in part.names)
-        self.can_follow = True
+        self.poses = {part.name: len(axes) + len(POSE_NAMES) * number for number, part in enumerate(arms)}
+        self.axes = (*axes, *(f"{part.name}.{name}" for part in arms for name in POSE_NAMES))
+        units = [part.unit.removesuffix("/s") for part in self._parts for _ in part.names]
+        self.units = (*units, *(unit for _ in arms for unit in ("m",) * 3 + ("1",) * 4))
+        # what follows is sent as joint targets
+        self.can_follow = not arms and all(part.kind != "joint_velocity" for part in self._parts)
+        self._measured = [*self._parts, *arms]
+        if isinstance(robot, LooksOnly):  # with torque, a person could not move it
+            robot.look_only()
+            self.can_follow = False
 
     def read(self) -> Array:
         with self._lock:
@@ -80,11 +93,13 @@ class RobotLeader:
             raise RobotError(f"leader '{self.name}': {self._safe.problem}")
         values = [
             observation.values[part.measured_key].reshape(-1)[part.measured_slice].astype(np.float64)
-            for part in self._parts
+            for part in self._measured
         ]
         return np.concatenate(values)
 
     def follow(self, positions: Array) -> None:
+        if not self.can_follow:
+            return
         with self._lock:
             action, first = self._safe.holding_action(), 0
             for part in self._parts:
@@ -94,6 +109,8 @@ class RobotLeader:
 
     def release(self) -> None:
         """Stop. Whether a person can move it then depends on the robot."""
+        if not self.can_follow:
+            return
         with self._lock:
             self._safe.stop()
 

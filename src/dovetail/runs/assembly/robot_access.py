@@ -11,6 +11,7 @@ import numpy as np
 from dovetail.config.load import Overrides, Source, load
 from dovetail.config.model import Config
 from dovetail.config.schema import RunConfig
+from dovetail.core.abilities import LooksOnly
 from dovetail.core.clock import SimulatedClock
 from dovetail.core.contracts import Expert, Robot
 from dovetail.core.errors import ConfigError, UsageError, did_you_mean
@@ -72,10 +73,12 @@ def load_robot(sources: Sequence[Source], overrides: Overrides = (), *, arm: str
 
 
 @contextmanager
-def open_workcell(config: RunConfig) -> Iterator[Workcell]:
+def open_workcell(config: RunConfig, *, looks: bool = False) -> Iterator[Workcell]:
     """Robot, task and clock behind the safety filter, as in a run. A simulated robot is reset. The robot is stopped at the
-    end if it was moved here, and otherwise left alone: another process may move it."""
+    end if it was moved here, and otherwise left alone: another process may move it. `looks`: it is only observed."""
     workcell = build_workcell(task=config.task, robot=config.robot, cameras=config.cameras, safety=config.safety)
+    if looks and isinstance(workcell.driver, LooksOnly):
+        workcell.driver.look_only()
     try:
         if isinstance(workcell.clock, SimulatedClock):
             workcell.task.reset(workcell.robot, rng=stream(config.run.seed, "check"))

@@ -17,6 +17,8 @@ from dovetail.robots.drivers.franka.state import ArmState, StateReader
 
 __all__ = ["FrankaArm"]
 
+_LOOK_S, _NUM_LOOKS = 0.05, 40  # of an arm that should move
+_MOVED = 0.2  # of the lift
 _START_S = 20.0  # `/startimp` launches a process on the server
 
 
@@ -24,10 +26,15 @@ class FrankaArm:
     """Deltas add up to an equilibrium pose, which stays near the measured one. The first call connects."""
 
     def __init__(
-        self, config: FrankaConfig, address: str, *, now_ns: Callable[[], int] = time.monotonic_ns
+        self,
+        config: FrankaConfig,
+        address: str,
+        *,
+        now_ns: Callable[[], int] = time.monotonic_ns,
+        sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        """`now_ns` is the clock of observations."""
-        self._config, self._now_ns = config, now_ns
+        """`now_ns` and `sleep` are those of the clock of observations."""
+        self._config, self._now_ns, self._sleep = config, now_ns, sleep
         self.connection = Connection(address, timeout_s=config.timeout_s)
         self.where = f"the Franka server at {address}"
         self._reader = StateReader(self.connection, has_gripper=config.gripper != "none", now_ns=now_ns)
@@ -73,8 +80,7 @@ class FrankaArm:
             max_m=config.max_lead_m,
             max_rad=config.max_lead_rad,
         )
-        w, x, y, z = quat.tolist()
-        self.connection.post("/pose", {"arr": [*position.tolist(), x, y, z, w]})
+        self._pull(position, quat)
         if self.gripper is not None and gripper is not None:
             path = self.gripper.next_path(gripper, self._now_ns())
             if path is not None:
@@ -99,6 +105,28 @@ class FrankaArm:
         if self.gripper is not None:
             self.gripper.restart()
 
+    def check_obeys(self) -> None:
+        """Lift the arm a little. Raises RobotError if it does not move: it may have an error, which the server does not
+        report, and which its joint reset would clear."""
+        if not self._is_prepared:
+            self._prepare()
+        start = self._state = self._reader.read()
+        position, quat = self._equilibrium or (start.position, start.quat)
+        lift_m = self._following.clip_m
+        self.forget()
+        self._pull(position + (0.0, 0.0, lift_m), quat)
+        for _ in range(_NUM_LOOKS):
+            self._sleep(_LOOK_S)
+            self._state = self._reader.read()
+            if self._state.position[2] - start.position[2] > _MOVED * lift_m:
+                return
+        self._pull(start.position, start.quat)
+        self._following.has_failed = True
+        raise RobotError(
+            f"the arm of {self.where} does not follow: pulled up by {lift_m:g} m before a joint reset, it did not move. "
+            "Look for an error at the arm and at the server. Acknowledging clears it and restarts the controller"
+        )
+
     def reset_joints(self) -> None:
         """Let the server drive to its reset joints. Takes 20 to 41 s, with a stale state meanwhile."""
         self.forget()
@@ -116,6 +144,10 @@ class FrankaArm:
 
     def close(self) -> None:
         self.connection.close()
+
+    def _pull(self, position: Vector, quat: Vector) -> None:
+        w, x, y, z = quat.tolist()
+        self.connection.post("/pose", {"arr": [*position.tolist(), x, y, z, w]})
 
     def _prepare(self) -> None:
         """Before the first motion: the settings of the controller."""

@@ -47,7 +47,9 @@ class FrankaRobot:
     def __init__(self, config: FrankaConfig, *, task: Any = None) -> None:
         self._config = config
         self._addresses = [one for one in (config.address, config.right_address) if one is not None]
-        self._arms = [FrankaArm(config, address, now_ns=self._now_ns) for address in self._addresses]
+        self._arms = [
+            FrankaArm(config, address, now_ns=self._now_ns, sleep=self._sleep) for address in self._addresses
+        ]
         self._stopper = FrankaStop(self._addresses)
         self._spec = franka_spec(config)
         self._low, self._high = self._spec.action.bounds
@@ -110,13 +112,20 @@ class FrankaRobot:
         self._num_resets += 1
 
     def reset_joints(self) -> None:
-        """Drive all arms to the reset joints of their servers, one after another. `stop()` cannot interrupt it."""
-        self._is_resetting = True
-        try:
-            for arm in self._arms:
+        """Drive all arms to the reset joints of their servers, one after another. `stop()` cannot interrupt it.
+
+        The server clears errors on the way. So each arm must show first that it has none.
+        """
+        self._is_held = False
+        for arm in self._arms:
+            arm.check_obeys()
+            self._is_resetting = True
+            try:
+                if self._is_held:  # a stop came first
+                    raise RobotError("the arm was stopped before its joint reset")
                 arm.reset_joints()
-        finally:
-            self._is_resetting = False
+            finally:
+                self._is_resetting = False
 
     def close(self) -> None:
         for arm in self._arms:
@@ -125,6 +134,9 @@ class FrankaRobot:
 
     def _now_ns(self) -> int:
         return time.monotonic_ns()
+
+    def _sleep(self, duration_s: float) -> None:
+        time.sleep(duration_s)
 
     def _observation(self, states: Sequence[ArmState]) -> Observation:
         columns: dict[str, list[Array]] = {key: [] for key in self._spec.observation if key in _OBSERVED}

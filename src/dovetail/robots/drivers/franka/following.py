@@ -28,7 +28,7 @@ class FollowCheck:
         clips = [
             compliance.get(f"translational_clip_{sign}{axis}", _CLIP_M) for axis in "xyz" for sign in ("", "neg_")
         ]
-        self._clip_m = min(clips)
+        self.clip_m = min(clips)  # a longer pull is not stronger
         self._since_ns: int | None = None
         self.has_failed = False
 
@@ -37,7 +37,7 @@ class FollowCheck:
 
     def check(self, state: ArmState, error: Vector, *, where: str) -> None:
         """`error` is equilibrium minus measured pose, [6]."""
-        pull_n = self._stiffness * float(np.minimum(np.abs(error[:3]), self._clip_m).max())
+        pull_n = self._stiffness * float(np.minimum(np.abs(error[:3]), self.clip_m).max())
         is_slow = float(np.linalg.norm(state.twist[:3])) < _SLOW_M_S
         is_free = float(np.linalg.norm(state.force)) < _FELT * pull_n
         if not (pull_n >= _MIN_FORCE_N and is_slow and is_free):

@@ -29,7 +29,7 @@ from dovetail.robots.drivers.lerobot.settings import BridgeConfig
 __all__ = ["BridgeLink", "BridgeProcess", "NoBridge"]
 
 _HERE = Path(__file__).parent
-_PROTOCOL = 1
+_PROTOCOL = 2
 _READY_S = 30.0  # python and numpy on a busy machine; LeRobot is imported later
 _HELLO_S = 5.0
 _STOP_HELLO_S = 1.0

@@ -44,10 +44,15 @@ class LeRobotRobot:
         self._seen: dict[str, Array] = {}  # the last numbers, and when they were measured
         self._seen_ns = 0
         self._next_buffer: Callable[[str], Array] | None = None
+        self._looks = False
 
     @property
     def spec(self) -> RobotSpec:
         return self._layout.spec
+
+    def look_only(self) -> None:
+        """Connect without LeRobot's `configure`, which switches the torque off and on, and without a hold."""
+        self._looks = True
 
     def use_buffers(self, next_buffer: Callable[[str], Array]) -> None:
         self._next_buffer = next_buffer
@@ -60,6 +65,8 @@ class LeRobotRobot:
             return self._observation(answer, asked_ns)
 
     def send(self, action: Array) -> Array:
+        if self._looks:
+            raise RobotError(f"'{self._config.robot}' is connected only to measure")
         ours = np.clip(action, *self._layout.spec.action.bounds).astype(np.float64)
         if not np.isfinite(ours).all():
             raise RobotError(f"the action is not finite: {ours.tolist()}")
@@ -132,7 +139,7 @@ class LeRobotRobot:
                 raise self._wrong("no features")
             if (problem := plan.check(features, self._config.robot)) is not None:
                 raise RobotError(f"the settings do not fit LeRobot's device: {problem}")
-            fields = {"keys": list(plan.value_keys), "holds": dict(plan.holds)}
+            fields = {"keys": list(plan.value_keys), "holds": dict(plan.holds), "looks": self._looks}
             link.request(Message("connect", fields), timeout_s=timeout_s)
         except BaseException:
             link.close()

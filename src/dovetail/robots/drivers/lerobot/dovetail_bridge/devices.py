@@ -24,13 +24,32 @@ def _features(features: Mapping[str, Any]) -> dict[str, Any]:
     return {name: list(kind) if isinstance(kind, tuple) else "float" for name, kind in features.items()}
 
 
-def _buses(device: Any, depth: int = 2) -> Iterator[Any]:
+def _devices(device: Any, depth: int = 2) -> Iterator[Any]:
+    """A device and those inside it: a bimanual robot has one per arm."""
+    yield device
+    for value in list(vars(device).values()) if depth else ():
+        if hasattr(value, "get_observation") or hasattr(value, "get_action"):
+            yield from _devices(value, depth - 1)
+
+
+def _buses(device: Any) -> Iterator[Any]:
     """The serial buses of a device: an SO-101 has one, a bimanual robot one per arm."""
-    for value in list(vars(device).values()):
-        if hasattr(value, "sync_reader") and hasattr(value, "motors"):
-            yield value
-        elif depth and (hasattr(value, "get_observation") or hasattr(value, "get_action")):
-            yield from _buses(value, depth - 1)
+    for one in _devices(device):
+        for value in list(vars(one).values()):
+            if hasattr(value, "sync_reader") and hasattr(value, "motors"):
+                yield value
+
+
+@contextlib.contextmanager
+def _unconfigured(device: Any) -> Iterator[None]:
+    """LeRobot's `connect` calls `configure`, which switches the torque off and on: not in this context."""
+    for one in _devices(device):
+        one.configure = lambda: None
+    try:
+        yield
+    finally:
+        for one in _devices(device):
+            vars(one).pop("configure", None)
 
 
 class _Device:
@@ -43,6 +62,7 @@ class _Device:
         self._calibrate = calibrate_command
         self._next_check_s = 0.0
         self._num_checks = 0
+        self.only_looks = False  # connected to measure: nothing may be written to a motor
 
     def measure(self, call: Callable[[], Any]) -> Any:
         """Call; after a communication error again, a few times while the client waits. Buses lose packets now and then."""
@@ -56,12 +76,17 @@ class _Device:
                 self.drain()
         raise AssertionError("unreachable")
 
-    def connect(self) -> None:
+    def connect(self, *, looks: bool = False) -> None:
+        """`looks`: only to measure: motors and torque stay as they are. A device that is connected to act stays so."""
         if self._device.is_connected:
-            return
-        self._prepare_buses()
+            if looks or not self.only_looks:
+                return
+            self._leave()
+        self._prepare_buses(looks=looks)
+        self.only_looks = looks
         try:
-            self._device.connect(calibrate=False)  # True would ask on the terminal
+            with _unconfigured(self._device) if looks else contextlib.nullcontext():
+                self._device.connect(calibrate=False)  # True would ask on the terminal
         except Exception as error:  # anything of LeRobot or a plugin
             raise DeviceError(f"LeRobot cannot connect {self._what}: {one_line(error)}") from error
         try:
@@ -70,13 +95,14 @@ class _Device:
             raise DeviceError(f"LeRobot cannot read the calibration of {self._what}: {one_line(error)}") from error
         if not calibrated:
             with contextlib.suppress(Exception):
-                self._device.disconnect()
+                self.disconnect()
             raise self._mismatch()
 
-    def _prepare_buses(self) -> None:
+    def _prepare_buses(self, *, looks: bool) -> None:
         """Before LeRobot switches the torque on: check the calibration, and set each target to the present position.
 
-        Otherwise the motors would jump to the target of their last use, or to one of another calibration.
+        Otherwise the motors would jump to the target of their last use, or to one of another calibration. `looks`: write
+        nothing.
         """
         for bus in _buses(self._device):
             check_lengths(bus)
@@ -85,7 +111,7 @@ class _Device:
                 try:
                     if not bus.is_calibrated:
                         raise self._mismatch()
-                    for motor in bus.motors:
+                    for motor in () if looks else bus.motors:
                         position = bus.read("Present_Position", motor, normalize=False, num_retry=2)
                         bus.write("Goal_Position", motor, position, normalize=False, num_retry=2)
                 finally:
@@ -101,7 +127,22 @@ class _Device:
         )
 
     def disconnect(self) -> None:
-        if self._device.is_connected:
+        if self.only_looks:
+            self._leave()
+        elif self._device.is_connected:
+            self._device.disconnect()
+
+    def _leave(self) -> None:
+        """Disconnect and leave the torque as it is, whatever LeRobot's config says."""
+        for bus in _buses(self._device):
+            if bus.is_connected:
+                bus.disconnect(disable_torque=False)
+        for one in _devices(self._device):
+            cameras = vars(one).get("cameras")
+            for camera in cameras.values() if isinstance(cameras, dict) else ():
+                if camera.is_connected:
+                    camera.disconnect()
+        if self._device.is_connected:  # a device without a bus
             self._device.disconnect()
 
     def _check_buses(self) -> None:
@@ -199,6 +240,8 @@ class Robot(_Device):
         return int(stamp_s * 1e9) if isinstance(stamp_s, float) else time_ns
 
     def send(self, action: Mapping[str, float]) -> dict[str, float]:
+        if self.only_looks:
+            raise DeviceError(f"{self._what} is connected only to measure")
         self._held = None
         sent = self._device.send_action(dict(action))
         numbers = self._numbers(sent, list(action), "the executed action")
@@ -209,6 +252,8 @@ class Robot(_Device):
         """Stand still with torque. A repeated call sends the same targets, so that the arm does not creep down."""
         if not self._holds or not self._device.is_connected:
             return "not connected"
+        if self.only_looks:
+            return "nothing was commanded"
         if self._held is None:
             self._held = self._holding_action()
         for _ in range(2):  # a synchronous write has no answer and may be lost

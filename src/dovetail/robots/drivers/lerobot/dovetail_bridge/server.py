@@ -24,7 +24,7 @@ from .wire import Message, WireError, receive, send
 
 __all__ = ["PROTOCOL", "Server"]
 
-PROTOCOL = 1
+PROTOCOL = 2
 _log = logging.getLogger("dovetail_bridge")
 _HELLO_S = 2.0  # an unknown client has this long to prove that it knows the token
 _HELLO_HEADER = 4096
@@ -227,10 +227,14 @@ class Server:
         if device is None:
             raise DeviceError("`open` comes first")
         if message.type == "connect":
-            device.connect()
-            if isinstance(device, Robot):
-                device.configure(keys=list(fields["keys"]), holds=dict(fields["holds"]))
-                device.forget_frames()
+            if not isinstance(device, Robot):
+                device.connect()
+                return Message("ok")
+            looks = fields["looks"] is True
+            device.connect(looks=looks)
+            device.configure(keys=list(fields["keys"]), holds=dict(fields["holds"]))
+            device.forget_frames()
+            if not looks:
                 device.hold()  # the targets of the motors may be old
             return Message("ok")
         if isinstance(device, Robot):

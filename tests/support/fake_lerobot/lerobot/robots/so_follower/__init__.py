@@ -57,7 +57,11 @@ class SOFollower:
             input("Press ENTER to use provided calibration file: ")
         for camera in self.cameras.values():
             camera.connect()
+        self.configure()
         self._connected = True
+
+    def configure(self):
+        self.arm.note("configure")
 
     def get_observation(self):
         assert self.is_connected
