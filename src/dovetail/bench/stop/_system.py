@@ -105,8 +105,7 @@ class StopSystem:
     ) -> None:
         """`layout` is one of LAYOUTS. The first arm has a pedal and a gamepad; with `keyboard`, the terminal's keys instead.
 
-        `homes`: joint targets and homing, and no such device; otherwise Cartesian actions. A run without `console` ends
-        after a stop.
+        `homes`: joint targets and homing; otherwise Cartesian actions. A run without `console` ends after a stop.
         """
         self.layout, self.num_arms, self.driver = layout, num_arms, driver
         self.keyboard, self.homes, self._has_console = keyboard, homes, console
@@ -198,8 +197,8 @@ class StopSystem:
 
     def _operator(self) -> str:
         """The operator section of the first arm: the pedal wraps the gamepad, so both are read."""
-        if self.keyboard or self.homes:
-            return "{type: keyboard}" if self.keyboard else "{type: none}"
+        if self.keyboard:
+            return "{type: keyboard}"
         gamepad = f"{{type: '{_DEVICES}:EmulatedGamepadOperator', path: '{self.gamepad.path}'}}"
         keys = "key: KEY_B, stop_key: KEY_C"
         return (
