@@ -22,8 +22,9 @@ def make(tmp_path, monkeypatch):
     (tmp_path / "toy.yaml").write_text(TOY)
     roles = []
 
-    def build(*, real_time: bool = True, stop_token: str = "", **cluster) -> RobotRole:
+    def build(*, real_time: bool = True, stop_token: str = "", robot: str = "", **cluster) -> RobotRole:
         overrides = [f"cluster.{name}={value}" for name, value in cluster.items()]
+        overrides += [f"robot={robot}"] if robot else []
         config = load([str(tmp_path / "toy.yaml")], overrides).model_dump(mode="json")
         arm = Arm(name="left", config=config, config_hash="h", run=tmp_path, key="k", stop_token=stop_token)
         role = RobotRole(arm, store=None, weights=None)
@@ -95,3 +96,14 @@ def test_arm_that_shares_the_memory_of_stop_needs_no_relay(make, tmp_path):
         assert not role._is_cut_off() and not role._should_stop()
         role._called_s = time.monotonic() - 6.0  # the driver itself is gone
         assert role._should_stop()
+
+
+def test_far_arm_of_the_bench_is_relayed_although_it_is_on_the_same_machine(make, tmp_path, monkeypatch):
+    monkeypatch.setattr(RunStop, "attach", RunStop.attach)  # the far arm replaces it in this process
+    with RunStop.create(tmp_path) as stop:
+        role = make(
+            stop_token=stop.token,
+            robot='{"type": "dovetail.testing.far_arm:FarSocketArm", "address": "127.0.0.1:1"}',
+        )
+        assert role.exchange_stop(Exchange(token="")) is not None
+        RunStop.attach(tmp_path).close()  # the console and `dovetail stop` find the run's

@@ -38,7 +38,7 @@ START_S, MOVE_S = 120.0, 60.0
 _DEVICES = "dovetail.testing.input_devices"
 _CONFIG = """
 task: {{type: "dovetail.testing.blocking_plugins:BlockingTask", max_steps: {steps}, block_file: "{block}"}}
-robot: {{type: "dovetail.testing.socket_arm:{driver}", action: {action}, control_hz: {hz}, block_file: "{block}",
+robot: {{type: "dovetail.testing.{driver}", action: {action}, control_hz: {hz}, block_file: "{block}",
         address: "{address}", stop_address: "{stop_address}"}}
 operator: {operator}
 policy: {{type: "dovetail.testing.blocking_policy:BlockingPolicy", hidden: [8], horizon: 4, block_file: "{block}"}}
@@ -101,7 +101,7 @@ class StopSystem:
         keyboard: bool = False,
         homes: bool = False,
         console: bool = True,
-        driver: str = "SocketArm",
+        driver: str = "socket_arm:SocketArm",
     ) -> None:
         """`layout` is one of LAYOUTS. The first arm has a pedal and a gamepad; with `keyboard`, the terminal's keys instead.
 
