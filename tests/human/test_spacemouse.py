@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from dovetail.core.types import Event, HumanInput
+from dovetail.human import spacemouse
 from dovetail.human.spacemouse import SpaceMouseConfig, SpaceMouseDevice
 from dovetail.testing.fakes import FakeArm, FakeArmConfig
 from support.input_hands import Mouse, settle
@@ -122,6 +123,36 @@ def test_buttons_move_the_gripper(mouse):
     mouse.device.buttons(1)
     settle(operator)
     assert operator.poll(OBSERVATION).action[6] == 1.0
+
+
+def test_held_gripper_button_without_reports_stops_driving_and_needs_a_new_press(mouse, monkeypatch):
+    monkeypatch.setattr(spacemouse, "GRIP_SILENCE_S", 0.4)
+    operator = opened(mouse)
+    mouse.device.buttons(0)
+    settle(operator)
+    pressed_s = time.monotonic()
+    while operator.poll(OBSERVATION).action is not None:
+        assert time.monotonic() - pressed_s < 10.0
+        time.sleep(0.002)
+    assert time.monotonic() - pressed_s > 0.3  # a held button sends nothing, also in range
+    assert operator.poll(OBSERVATION) == PAUSED
+    mouse.device.buttons()
+    settle(operator)
+    assert operator.poll(OBSERVATION) == PAUSED
+    mouse.arm()
+    mouse.device.buttons(1)
+    settle(operator)
+    assert operator.poll(OBSERVATION).action[6] == 1.0
+
+
+def test_gripper_button_may_be_held_while_the_cap_reports(mouse, monkeypatch):
+    monkeypatch.setattr(spacemouse, "GRIP_SILENCE_S", 0.1)
+    operator = opened(mouse)
+    mouse.device.buttons(0)
+    mouse.hold()
+    time.sleep(0.3)
+    settle(operator)
+    assert operator.poll(OBSERVATION).action[6] == 0.0
 
 
 def test_many_reports_between_two_readings_are_all_read(mouse):

@@ -16,21 +16,15 @@ from dovetail.config.model import Config
 from dovetail.core.errors import RobotError
 from dovetail.core.types import Event, HumanInput
 from dovetail.labels.outcome import OutcomeConfig, OutcomeLabeler
-from dovetail.live.run_stop import NotRunning, RunStop
 from dovetail.testing.fakes import FakeArm, FakeArmConfig, FakeTask, FakeTaskConfig
+from dovetail.testing.far_arm import hide_stop_of_run
 from dovetail.testing.live import LiveArm, LiveArmConfig
 
 __all__ = ["FaultyArm", "HangingLabeler", "PadOperator", "Slow", "UntilSignaled", "taken"]
 
 
-if os.environ.get(
-    "FAR_ARMS"
-):  # as if each arm was on another machine: it cannot share the memory of the run's stop
-
-    def _is_far(folder: Path, *, arm: str | None = None) -> RunStop:
-        raise NotRunning("on another machine")
-
-    RunStop.attach = _is_far  # type: ignore[method-assign]
+if os.environ.get("FAR_ARMS"):  # as if each arm was on another machine
+    hide_stop_of_run()
 
 
 def taken(signs: str, name: str) -> bool:

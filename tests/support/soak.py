@@ -1,6 +1,7 @@
 """A run on Ray with two emulated arms on two machines, faults and STOP presses, for the soak.
 
-Two network namespaces are the machines, so that their link can be cut.
+Two network namespaces are the machines, so that their link can be cut. The second one has processes of its own, so its arm
+cannot find the memory of the run's STOP: the Ray driver relays STOP to it over the link.
 """
 
 from __future__ import annotations
@@ -20,16 +21,17 @@ from pathlib import Path
 from typing import Any
 
 from dovetail.bench.stop._console import Console
-from dovetail.live.run_stop import Kind, NotRunning, RunStop
+from dovetail.live.run_stop import STOP_JSON, Kind, NotRunning, RunStop
 from dovetail.testing.input_devices import EmulatedGamepad, EmulatedPedal
 from dovetail.testing.socket_arm_process import ArmProcess
 from support.namespaces import ip
 from support.ray_world import World
 
-__all__ = ["Faults", "Presses", "SoakWorld", "soak_layout"]
+__all__ = ["Cut", "Faults", "Presses", "SoakWorld", "soak_layout"]
 
 ROLES = ("StoreRole", "LearnerRole", "WeightsRole", "LabelerRole", "RobotRole")
 HOST = ("control", "inference", "recorder", "guard")
+MAX_HEARD_MS = 1000.0
 SOURCES = ("console", "gamepad", "pedal", "dovetail stop")
 _DEVICES = "dovetail.testing.input_devices"
 _LAYOUT = """
@@ -73,6 +75,22 @@ def _guarded(call):
 os.fsync, os.fdatasync = _guarded(os.fsync), _guarded(os.fdatasync)
 """
 
+# Each prints when it presses. The start of Python is not part of the time; `dovetail stop` imports its code in that time.
+_POST = """
+import sys, time
+from dovetail.bench.stop._console import Console
+console = Console(sys.argv[1], sys.argv[2])
+print(time.monotonic_ns(), flush=True)
+console.post("emergency")
+"""
+_STOP = """
+import sys, time
+print(time.monotonic_ns(), flush=True)
+sys.argv[:] = ["dovetail", "stop", sys.argv[1]]
+from dovetail.cli.entry import entry
+entry()
+"""
+
 
 def soak_layout(folder: Path, arms: list[ArmProcess], gamepad: EmulatedGamepad, pedal: EmulatedPedal) -> str:
     inner = f"{{{{type: '{_DEVICES}:EmulatedGamepadOperator', path: '{gamepad.path}'}}}}"
@@ -88,10 +106,20 @@ class SoakWorld(World):
     """A World whose output goes to a file, because it is long, and whose disk can be slow."""
 
     def __init__(
-        self, folder: Path, temporary: Path, *, layout: str, arms: list[ArmProcess], namespaces: tuple[str, ...]
+        self,
+        folder: Path,
+        temporary: Path,
+        *,
+        layout: str,
+        arms: list[ArmProcess],
+        namespaces: tuple[str, ...],
+        cable: str,
     ) -> None:
+        """`cable`: the network device of the first namespace that leads to the second."""
         super().__init__(folder, temporary, layout=layout)
-        self.arms, self._namespaces = arms, namespaces
+        self.arms, self._namespaces, self._cable = arms, namespaces, cable
+        self.is_cut = False
+        self.cuts: list[Cut] = []
         self.block_file = folder / "block"
         self.block_file.write_text("")
         (folder / "sitecustomize.py").write_text(_DISK.format(block=str(self.block_file)))
@@ -146,15 +174,42 @@ class SoakWorld(World):
         while not (value := condition()):
             assert self.driver is not None
             assert self.driver.poll() is None, f"the run has ended before {what}: {self.output()[-3000:]}"
-            assert time.monotonic() < until_s, f"not within {within_s:g} s: {what} {self.output()[-3000:]}"
+            assert time.monotonic() < until_s, f"not within {within_s:g} s: {what} {self._newest()}"
             time.sleep(0.05)
         return value
+
+    def _newest(self) -> str:
+        """For messages: when each arm moved last, the newest events and the output."""
+        moved = [(arm.motions() or [0])[-1] for arm in self.arms]
+        ago_s = [round((time.monotonic_ns() - one) / 1e9, 1) for one in moved]
+        return f"(the arms moved {ago_s} s ago) {self.events()[-8:]} {self.output()[-3000:]}"
 
     def acknowledge(self) -> None:
         with contextlib.suppress(NotRunning):
             stop = RunStop.attach(self.path)
             stop.acknowledge(source="soak")
             stop.close()
+
+    def cut_link(self, ended: threading.Event, seconds: float) -> None:
+        """Cut the link for a time, and note how long the arm behind it moved on."""
+        self.is_cut, cut_ns = True, time.monotonic_ns()
+        self._set_link("down")
+        ended.wait(seconds)
+        motions = self.arms[1].motions(after_ns=cut_ns)
+        self._set_link("up")
+        self.is_cut = False
+        moved_ms = (motions[-1] - cut_ns) / 1e6 if motions else 0.0
+        self.cuts.append(Cut(seconds=round(seconds, 2), moved_ms=round(moved_ms, 1)))
+
+    def restore_link(self) -> None:
+        self._set_link("up")
+
+    def _set_link(self, state: str) -> None:
+        ip("-n", self._namespaces[0], "link", "set", self._cable, state)
+
+    def uses_relay(self, name: str) -> bool:
+        """Whether an arm has a list of STOP of its own. Otherwise it shares the memory of the run."""
+        return (self.path / "robots" / name / STOP_JSON).exists()
 
     def wait_for_motion(self, *, within_s: float = 180.0) -> float:
         """Acknowledge like a patient person until both arms move; returns after how many seconds they did."""
@@ -172,6 +227,14 @@ class SoakWorld(World):
         return (time.monotonic_ns() - since_ns) / 1e9
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cut:
+    """The link was cut for some seconds. `moved_ms`: after the cut, until the last motion of the arm behind it."""
+
+    seconds: float
+    moved_ms: float
+
+
 def process_state(pid: int) -> str:
     """runs, paused or dead."""
     try:
@@ -184,8 +247,8 @@ def process_state(pid: int) -> str:
 class Faults:
     """One fault at a time, each for a moment."""
 
-    def __init__(self, run: SoakWorld, rng: random.Random, *, cut: tuple[str, str]) -> None:
-        self._run, self._rng, self._cut = run, rng, cut
+    def __init__(self, run: SoakWorld, rng: random.Random) -> None:
+        self._run, self._rng = run, rng
         self.counts: Counter[str] = Counter()
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._loop, daemon=True)
@@ -220,10 +283,7 @@ class Faults:
             self._ended.wait(seconds)
             run.block_file.write_text("")
         elif fault == "cut":
-            host, cable = self._cut
-            ip("-n", host, "link", "set", cable, "down")
-            self._ended.wait(seconds)
-            ip("-n", host, "link", "set", cable, "up")
+            run.cut_link(self._ended, seconds)
         else:
             arm = rng.choice(run.arms)
             arm.behave(observe="silent")
@@ -243,11 +303,27 @@ class Readers:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pressed:
+    """A press in force. A press of a command is when Python has started in its process."""
+
     source: str
-    heard_ms: float  # from the press until it was in force for the run; with the start of a command
-    delays_ms: tuple[float | None, ...]  # by arm; 0: it stood already; None: it did not stop
+    heard_ms: float  # from the press until it was in force for the run
+    delays_ms: tuple[float | None, ...]  # from the press, by arm; 0: it stood already; None: it did not stop
     back_s: float  # until both arms moved again
+    link_cut: bool = False  # at the press: the relay may not reach the second arm
     readers: Readers | None = None  # of a device
+
+    @property
+    def could_be_heard(self) -> bool:
+        """Whether the console, a command, or a process with the device open heard it at once."""
+        return self.readers is None or bool(self.readers.listening)
+
+    @property
+    def worst_ms(self) -> float:
+        """From the press. From the time it was heard if all processes with the device were dead, paused or starting."""
+        if None in self.delays_ms:
+            return float("inf")
+        worst = max(delay for delay in self.delays_ms if delay is not None)
+        return worst if self.could_be_heard else max(0.0, worst - self.heard_ms)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -276,10 +352,10 @@ class Presses:
     def press_once(self) -> None:
         run, source = self._run, self._rng.choice(SOURCES)
         stop = RunStop.attach(run.path)
-        known, before, triggered_ns = stop.position, self._listening(source), time.monotonic_ns()
-        self._trigger(source)
+        known, before, link_cut = stop.position, self._listening(source), run.is_cut
+        triggered_ns = self._trigger(source)
         time.sleep(0.05)
-        readers = self._readers(source, before)
+        readers, link_cut = self._readers(source, before), link_cut or run.is_cut
         until_s, presses = time.monotonic() + (5.0 if source in self._devices else 20.0), []
         while not presses and time.monotonic() < until_s:
             presses = [one for one in stop.records(start=known) if one.kind is Kind.PRESS]
@@ -290,30 +366,31 @@ class Presses:
             again = source in self._devices and self._listens_again(source)
             self.unheard.append(Unheard(source=source, readers=readers, listens_again=again))
             return
-        pressed_ns = presses[0].time_ns
         until_s = time.monotonic() + 15.0
         while time.monotonic() < until_s:
-            if all(arm.delay_ns(pressed_ns) is not None for arm in run.arms):
+            if all(arm.delay_ns(triggered_ns) is not None for arm in run.arms):
                 break
             time.sleep(0.01)
         time.sleep(0.5)
-        delays = [arm.delay_ns(pressed_ns) for arm in run.arms]
+        delays = [arm.delay_ns(triggered_ns) for arm in run.arms]
         back_s = run.wait_for_motion()
         self.pressed.append(
             Pressed(
                 source=source,
-                heard_ms=round((pressed_ns - triggered_ns) / 1e6, 1),
+                heard_ms=round((presses[0].time_ns - triggered_ns) / 1e6, 1),
                 delays_ms=tuple(None if one is None else round(one / 1e6, 1) for one in delays),
                 back_s=round(back_s, 1),
+                link_cut=link_cut,
                 readers=readers,
             )
         )
 
     @property
     def lost(self) -> list[Pressed | Unheard]:
-        """Presses of a device that no process, or only one after more than a second, heard although one listened."""
-        late = [one for one in self.pressed if one.heard_ms > 1000.0]
-        return [one for one in (*self.unheard, *late) if one.readers is not None and one.readers.listening]
+        """Presses that were not heard within a second, although the source is the console or a command, or a process
+        had the device open."""
+        late = [one for one in self.pressed if one.heard_ms > MAX_HEARD_MS and one.could_be_heard]
+        return [*late, *(one for one in self.unheard if one.readers is None or one.readers.listening)]
 
     def _listening(self, source: str) -> dict[int, str]:
         """Processes of the first arm that have the device open and run, by process id."""
@@ -346,14 +423,23 @@ class Presses:
     def to_json(self) -> list[dict[str, Any]]:
         return [asdict(one) for one in (*self.pressed, *self.unheard)]
 
-    def _trigger(self, source: str) -> None:
+    def _trigger(self, source: str) -> int:
+        """Press; returns when."""
         if source in self._devices:
+            pressed_ns = time.monotonic_ns()
             self._devices[source].stop()
-            return
+            return pressed_ns
         if source == "console":
-            post = f"from dovetail.bench.stop._console import Console; Console({self._console.address!r}, "
-            command = [*self._prefix, sys.executable, "-c", f"{post}{self._console.token!r}).post('emergency')"]
+            words = ("-c", _POST, self._console.address, self._console.token)
         else:
-            command = [*self._prefix, sys.executable, "-m", "dovetail.cli", "stop", str(self._run.path)]
+            words = ("-c", _STOP, str(self._run.path))
         environment = {name: value for name, value in os.environ.items() if name != "RAY_WORLD"}
-        subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        process = subprocess.Popen(
+            [*self._prefix, sys.executable, *words],
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+        )
+        assert process.stdout is not None
+        return int(process.stdout.readline())

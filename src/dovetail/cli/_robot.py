@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import time
 from collections.abc import Sequence
@@ -19,15 +20,17 @@ from dovetail.cli._stop import StopFlag
 from dovetail.cli._terminal import console, say, split_arguments
 from dovetail.config.schema import RunConfig
 from dovetail.core.clock import SimulatedClock
+from dovetail.core.contracts import Robot
 from dovetail.core.disk import write_atomic
 from dovetail.core.errors import ConfigError, UsageError
 from dovetail.core.specs import RobotSpec
 from dovetail.core.types import Array, Observation
 from dovetail.robot_host.arm_lock import ArmLock
 from dovetail.robot_host.jog import Jog, plan_jog, run_jog
+from dovetail.robot_host.jog_stop import JogStop
 from dovetail.robot_host.robot_look import RobotLook
 from dovetail.runs.assembly.robot_access import load_robot, open_workcell
-from dovetail.runs.assembly.workcell import Workcell
+from dovetail.runs.assembly.workcell import Workcell, build_driver
 
 __all__ = ["move", "show", "write_server_file", "write_spec"]
 
@@ -175,35 +178,52 @@ def move(
     def plan(workcell: Workcell, seen: Observation) -> Jog:
         return plan_jog(workcell.robot.spec, seen, part=part, axis=axis, by=by, speed_share=speed)
 
-    try:
+    with contextlib.ExitStack() as stack:
         with open_workcell(config, looks=True) as workcell:  # an arm gets its torque after the question
             is_simulated = isinstance(workcell.clock, SimulatedClock)
             if not is_simulated:
                 lock.acquire()
+                stack.callback(lock.close)
             jog = plan(workcell, RobotLook(workcell.driver, workcell.clock).tick())
         say(f"{'simulated ' if is_simulated else ''}robot '{workcell.robot.spec.name}', {jog}")
         if not yes and not _is_confirmed():
             say("not moved")
             return 1
-        with open_workcell(config) as workcell, StopFlag() as stop:
-            # the person may have waited: plan again from where the robot is now
-            jog = plan(workcell, workcell.robot.observe())
-            after = run_jog(workcell.robot, workcell.clock, jog, should_stop=stop)
-        if stop():
-            say("stopped")
+        workcell = stack.enter_context(open_workcell(config))
+        emergency = stack.enter_context(_jog_stop(config, workcell))
+        if not is_simulated:
+            say(f"STOP: Ctrl-C, or in another terminal: dovetail stop {emergency.folder}")
+        flag = stack.enter_context(StopFlag())
+        stack.enter_context(flag.calling(emergency.on_signal))
+        # the person may have waited: plan again from where the robot is now
+        jog = plan(workcell, workcell.robot.observe())
+        after = run_jog(workcell.robot, workcell.clock, jog, should_stop=lambda: flag() or emergency())
+        emergency.stopped()
+        if flag() or emergency():
+            say("stopped" + (f" by {emergency.source}" if emergency.source else ""))
             return _STOPPED
         if jog.start is not None:
             say(f"moved from {jog.start:.4f} to {jog.measured(after):.4f} {jog.unit}")
         else:
             say(f"sent {by:+g} {jog.unit}; nothing measures this axis alone")
-    finally:
-        lock.close()
     return 0
+
+
+def _jog_stop(config: RunConfig, workcell: Workcell) -> JogStop:
+    def other() -> Robot:
+        return build_driver(task=config.task, robot=config.robot)[0]
+
+    def report(line: str) -> None:
+        sys.stderr.write(f"{line}\n")
+        sys.stderr.flush()
+
+    return JogStop(workcell.driver, other, name=workcell.robot.spec.name, report=report)
 
 
 def _is_confirmed() -> bool:
     if not sys.stdin.isatty():
         raise UsageError("there is no terminal to ask in. Add --yes to move without a question")
+    say("No guard watches this motion: if the driver hangs, only the robot's own emergency stop is certain.")
     return typer.confirm("Keep clear, with a hand on the emergency stop. Move?", default=False)
 
 

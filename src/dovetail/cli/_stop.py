@@ -11,7 +11,7 @@ import signal
 import stat
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import FrameType, TracebackType
 from typing import Any
 
@@ -33,6 +33,7 @@ class StopFlag:
     def __init__(self) -> None:
         self._stopping = False
         self._run_stop: RunStop | None = None
+        self._on_each: Callable[[signal.Signals], None] | None = None
         self._first: signal.Signals | None = None
         self._before: dict[signal.Signals, Any] = {}
 
@@ -49,6 +50,17 @@ class StopFlag:
             yield
         finally:
             self._run_stop = None
+
+    @contextlib.contextmanager
+    def calling(self, on_signal: Callable[[signal.Signals], None]) -> Iterator[None]:
+        """Within it, call this at each signal, in another thread. It must return at once."""
+        self._on_each = on_signal
+        if self._first is not None:
+            on_signal(self._first)
+        try:
+            yield
+        finally:
+            self._on_each = None
 
     def __enter__(self) -> StopFlag:
         self._reader, self._writer = os.pipe()
@@ -76,10 +88,14 @@ class StopFlag:
     def _read_signals(self) -> None:
         while numbers := os.read(self._reader, 64):
             for number in numbers:
-                if self._first is None and number in self._before:
+                if number not in self._before:
+                    continue
+                if self._first is None:
                     self._first = signal.Signals(number)
                     if (stop := self._run_stop) is not None:
                         stop.request_end(self._first.name)
+                if (on_signal := self._on_each) is not None:
+                    on_signal(signal.Signals(number))
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         """In the main thread, as soon as it executes Python code."""

@@ -90,7 +90,7 @@ def _read(path: Path) -> memoryview:
     with open_file(path) as file:
         try:
             # no bytearray: it is filled with zeros first, and gigabytes of them stop all threads for seconds
-            data = memoryview(np.empty(os.fstat(file.fileno()).st_size, np.uint8))
+            data = np.empty(os.fstat(file.fileno()).st_size, np.uint8).data
             num_read = file.readinto(data)
         except OSError as error:
             raise StoreError(f"cannot read {path}: {error.strerror}") from error

@@ -5,7 +5,8 @@ the policy. The left button closes the gripper, the right one opens it. `next_bu
 arm, six joints of it at a time if its geometry is not known, or the base.
 
 A SpaceMouse sends a report every 8 ms while its cap is pushed and none at rest. So a pushed cap without reports is a lost
-device: the arm holds after 0.25 s, until the cap is released and pushed again.
+device: the arm holds after 0.25 s, until the cap is released and pushed again. A held gripper button sends nothing even in
+range, so with the cap at rest it may be silent for 1 s; a tap moves the gripper all the way.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from dovetail.human.mailbox import EXPIRY_S
 __all__ = ["SpaceMouseConfig", "SpaceMouseDevice", "SpaceMouseOperator"]
 
 _MAX_REPORTS = 64  # per reading
+GRIP_SILENCE_S = 1.0
 _SETTLE_NS = NS_PER_S // 10  # a cap that is pushed while the device opens has sent a report by then
 
 
@@ -83,7 +85,8 @@ class SpaceMouseDevice:
         cap, buttons = self._cap(state), [bool(button) for button in (*state.buttons, 0, 0)]
         both, grip = buttons[0] and buttons[1], buttons[1] - buttons[0]
         moves = bool(np.abs(cap).max() >= self._config.dead_zone)
-        if moves and now_ns - self._report_ns > EXPIRY_S * NS_PER_S:
+        silent_s = (now_ns - self._report_ns) / NS_PER_S
+        if silent_s > (EXPIRY_S if moves else GRIP_SILENCE_S if grip else np.inf):
             return None  # pushed and silent
         self._update_held(moves=moves or bool(grip), releases=both, now_ns=now_ns)
         axes = np.append(cap if moves else np.zeros(6), 0.0 if both else grip).astype(np.float32)

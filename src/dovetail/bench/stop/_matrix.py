@@ -109,11 +109,6 @@ MISSING = (
         "use another source",
         lambda case: case.place == case.source == "console",
     ),
-    Missing(
-        "homing, keyboard, gamepad or pedal",
-        "homing needs joint targets, and these cells have a Cartesian arm",
-        lambda case: case.place == "homing" and case.source in DEVICES,
-    ),
 )
 
 

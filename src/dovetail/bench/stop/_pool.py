@@ -26,9 +26,9 @@ class _Kind:
 
 
 class SystemPool:
-    """Holds one running system. `driver` is a class of `dovetail.testing.socket_arm`."""
+    """Holds one running system. `driver` is MODULE:CLASS in `dovetail.testing`."""
 
-    def __init__(self, *, driver: str = "SocketArm") -> None:
+    def __init__(self, *, driver: str = "socket_arm:SocketArm") -> None:
         self._driver = driver
         self._system: StopSystem | None = None
         self._kind: _Kind | None = None

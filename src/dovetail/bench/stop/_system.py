@@ -38,7 +38,7 @@ START_S, MOVE_S = 120.0, 60.0
 _DEVICES = "dovetail.testing.input_devices"
 _CONFIG = """
 task: {{type: "dovetail.testing.blocking_plugins:BlockingTask", max_steps: {steps}, block_file: "{block}"}}
-robot: {{type: "dovetail.testing.socket_arm:{driver}", action: {action}, control_hz: {hz}, block_file: "{block}",
+robot: {{type: "dovetail.testing.{driver}", action: {action}, control_hz: {hz}, block_file: "{block}",
         address: "{address}", stop_address: "{stop_address}"}}
 operator: {operator}
 policy: {{type: "dovetail.testing.blocking_policy:BlockingPolicy", hidden: [8], horizon: 4, block_file: "{block}"}}
@@ -101,12 +101,11 @@ class StopSystem:
         keyboard: bool = False,
         homes: bool = False,
         console: bool = True,
-        driver: str = "SocketArm",
+        driver: str = "socket_arm:SocketArm",
     ) -> None:
         """`layout` is one of LAYOUTS. The first arm has a pedal and a gamepad; with `keyboard`, the terminal's keys instead.
 
-        `homes`: joint targets and homing, and no such device; otherwise Cartesian actions. A run without `console` ends
-        after a stop.
+        `homes`: joint targets and homing; otherwise Cartesian actions. A run without `console` ends after a stop.
         """
         self.layout, self.num_arms, self.driver = layout, num_arms, driver
         self.keyboard, self.homes, self._has_console = keyboard, homes, console
@@ -198,8 +197,8 @@ class StopSystem:
 
     def _operator(self) -> str:
         """The operator section of the first arm: the pedal wraps the gamepad, so both are read."""
-        if self.keyboard or self.homes:
-            return "{type: keyboard}" if self.keyboard else "{type: none}"
+        if self.keyboard:
+            return "{type: keyboard}"
         gamepad = f"{{type: '{_DEVICES}:EmulatedGamepadOperator', path: '{self.gamepad.path}'}}"
         keys = "key: KEY_B, stop_key: KEY_C"
         return (

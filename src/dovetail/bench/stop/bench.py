@@ -27,16 +27,19 @@ from dovetail.bench.stop._places import NOT_STUCK
 from dovetail.bench.stop._pool import SystemPool
 from dovetail.bench.stop._press import Press
 
-__all__ = ["AIM_MS", "bench", "every_place", "guarded_places", "measure", "summary"]
+__all__ = ["AIM_MS", "bench", "every_place", "guarded_places", "measure", "relayed_places", "summary"]
 
 AIM_MS = 100.0  # for the layouts with a guard
+_RELAYED = (NOT_STUCK, "driver observe", "driver send", "paused control", "Ray call")
 _WITH_STOP = ("driver observe", "driver send", "task reset", "paused control")  # the guard acts in them
 
 
 def bench(*, quick: bool) -> Iterator[Row]:
-    yield from summary(measure(pairwise() if quick else every_place(), driver="SocketArm"))
+    yield from summary(measure(pairwise() if quick else every_place(), driver="socket_arm:SocketArm"))
     if not quick:
-        yield from summary(measure(guarded_places(), driver="SocketArmWithStop"), suffix=", independent stop")
+        independent = measure(guarded_places(), driver="socket_arm:SocketArmWithStop")
+        yield from summary(independent, suffix=", independent stop")
+        yield from summary(measure(relayed_places(), driver="far_arm:FarSocketArm"), suffix=", relayed")
 
 
 def every_place() -> list[Case]:
@@ -56,6 +59,16 @@ def guarded_places() -> list[Case]:
     sources = [source for source in SOURCES if source not in (*ENDING, "keyboard")]
     some = itertools.product(_WITH_STOP, sources)
     return [Case(place=place, source=source, layout="processes", arm="one") for place, source in some]
+
+
+def relayed_places() -> list[Case]:
+    """Two arms as on other machines, with every source that does not end the run."""
+    sources = [source for source in SOURCES if source not in (*ENDING, "keyboard")]
+    some = enumerate(itertools.product(_RELAYED, sources))
+    return [
+        Case(place=place, source=source, layout="Ray", arm=ARMS[1 + number % 2])
+        for number, (place, source) in some
+    ]
 
 
 def measure(cases: Sequence[Case], *, driver: str) -> Iterator[tuple[Case, Press]]:
