@@ -205,5 +205,7 @@ class Family:
     """In folders that do not name them."""
     export: Callable[[Any], Export]
     """How a Checkpoint is written as a LeRobot folder."""
+    after_state: str | None = None
+    """What follows the state in the prompt, if the state is text. It may be cut, and the state may not."""
     masks_any_camera: bool = True
     """Whether any camera may be absent. Otherwise, as many as `empty_cameras` in LeRobot's config.json."""
