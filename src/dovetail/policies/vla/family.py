@@ -100,8 +100,11 @@ class FlowNetwork(nn.Module, metaclass=ABCMeta):  # ABC as a base would have ano
     @property
     def components(self) -> dict[str, NetworkPart]:
         """The parts that can be trained or frozen separately. Every parameter is in exactly one of them."""
-        text = {"embedding": self.embedding, "text_layers": self.text_layers}
-        parts = {"vision": {"tower": self.vision}, "text": text, "expert": self.expert_modules}
+        parts: dict[str, dict[str, nn.Module]] = {
+            "vision": {"tower": self.vision},
+            "text": {"embedding": self.embedding, "text_layers": self.text_layers},
+            "expert": self.expert_modules,
+        }
         return {name: NetworkPart(part, self.run_layer) for name, part in parts.items()}
 
     @property

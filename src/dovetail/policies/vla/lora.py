@@ -18,7 +18,6 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache
 
 import torch
 from torch import Tensor, nn
@@ -83,15 +82,21 @@ def summed_once(modules: Iterable[nn.Module]) -> Iterator[None]:
             one.kept = None
 
 
-@cache
+_CLASSES: dict[tuple[type[nn.Module], str], type[nn.Module]] = {}
+
+
 def _adapted_class(kind: type[nn.Module], attribute: str) -> type[nn.Module]:
-    """A module class whose weight is a sum."""
+    """A module class whose weight is a sum. The same for all modules of a kind."""
+    if (kind, attribute) in _CLASSES:
+        return _CLASSES[kind, attribute]
 
     def total(module: nn.Module) -> Tensor:
         found: Tensor = getattr(module, _sum_name(attribute))()
         return found
 
-    return type(f"Adapted{kind.__name__}", (kind,), {attribute: property(total)})
+    adapted = type(f"Adapted{kind.__name__}", (kind,), {attribute: property(total)})
+    _CLASSES[kind, attribute] = adapted
+    return adapted
 
 
 def _sum_name(attribute: str) -> str:
