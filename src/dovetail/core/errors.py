@@ -35,6 +35,7 @@ __all__ = [
     "PluginError",
     "PolicyError",
     "PolicyUnreachable",
+    "PolicyWarning",
     "RobotError",
     "RobotFault",
     "RunFolderError",
@@ -118,6 +119,10 @@ class ConfigWarning(UserWarning):
 
 class ConfigNote(ConfigWarning):
     """What a setting of another system became. No reason to worry."""
+
+
+class PolicyWarning(ConfigWarning):
+    """A policy may act otherwise than intended: it cuts a prompt, or its checkpoint was trained on axes of other names."""
 
 
 class Interrupted(Exception):

@@ -23,6 +23,7 @@ DEFAULT_ROWS = 8
 WINDOW_S = 0.003  # how long a request waits for others
 STALE_S = 5.0  # the robot of an older request has moved on
 _ACTIVE_S = 1.0  # a client is expected to ask again within this time
+_GUIDED_WARMUP_S = 30.0  # no further guided size is warmed up after this time
 
 
 class ServedPolicy(Protocol):
@@ -72,12 +73,14 @@ class Batcher:
 
     A request waits up to 3 ms for the other clients that are active, and not at all if there are none. Only deterministic
     requests with the same delay and horizon are joined. Batches have 1, 2, 4 ... rows, so that a policy compiles few sizes;
-    `warmup` computes each once. Cancel a request's future to drop it.
+    `warmup` computes each once. A guided size may take a minute to compile and is seldom needed, because robots rarely have
+    the same delay: `warmup` ends with those when they have taken 30 s, and larger guided batches are not made. Cancel a
+    request's future to drop it.
     """
 
     def __init__(self, policy: ServedPolicy, *, max_rows: int = DEFAULT_ROWS) -> None:
         self._policy = policy
-        self._max_rows = 1 << (max_rows.bit_length() - 1)
+        self._max_rows = self._max_guided_rows = 1 << (max_rows.bit_length() - 1)
         self._waiting: deque[_Request] = deque()
         self._active: dict[Hashable, float] = {}  # client: time of its last request
         self._changed = threading.Condition()
@@ -85,11 +88,19 @@ class Batcher:
         self._thread = threading.Thread(target=self._run, name="inference", daemon=True)
 
     def warmup(self) -> None:
-        """The policy has computed one row already."""
-        row, num = zero_inputs(self._policy.spec), 2
+        """The policy has computed one row already, guided too if it can."""
+        spec = self._policy.spec
+        row, num, guided_s = zero_inputs(spec), 2, 0.0
+        self._max_guided_rows = 1
         while num <= self._max_rows:
             inputs = {key: np.repeat(value, num, axis=0) for key, value in row.items()}
             self._policy.act(inputs, ActContext(deterministic=True))
+            if spec.guidable and guided_s < _GUIDED_WARMUP_S:
+                began_s = time.monotonic()
+                prefix = np.zeros((num, spec.horizon, *spec.action.shape), np.float32)
+                self._policy.act(inputs, ActContext(deterministic=True, prefix=prefix, delay=1))
+                guided_s += time.monotonic() - began_s
+                self._max_guided_rows = num
             num *= 2
 
     def start(self) -> None:
@@ -147,7 +158,7 @@ class Batcher:
         """The oldest request and those that fit it, oldest first. The others keep their places."""
         first = self._waiting[0]
         fitting = [first, *(request for request in list(self._waiting)[1:] if request.fits(first))]
-        num = min(len(fitting), self._max_rows)
+        num = min(len(fitting), self._max_rows if first.context.prefix is None else self._max_guided_rows)
         batch = fitting[: 1 << (num.bit_length() - 1)]
         for request in batch:
             self._waiting.remove(request)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import shutil
+import warnings
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from dovetail.core.errors import SpecMismatch
+from dovetail.core.errors import PolicyWarning, SpecMismatch
 from dovetail.core.prompts import encode_prompt
 from dovetail.core.specs import ArraySpec, RobotSpec
 from dovetail.core.types import ActContext
@@ -79,9 +81,48 @@ def test_state_without_these_names_has_to_be_told(folder):
     assert act(folder, robot, joints, state_axes=tuple("badcfe")).shape == (5, 6)
 
 
-def test_other_names_leave_the_robots_order(folder):
-    robot = replace(ROBOT, action=replace(ROBOT.action, names=tuple("abcdef")))
-    joints = np.zeros((1, 6), np.float32)
-    np.testing.assert_array_equal(
-        act(folder, robot, joints, relative_axes=()), act(folder, SORTED, joints, relative_axes=())
-    )
+def test_names_of_lerobots_datasets_match_without_their_ending(folder, tmp_path):
+    """A dataset of LeRobot calls the axis `j1.pos`. The order is the folder's here too."""
+    copied = tmp_path / "copied"
+    shutil.copytree(folder, copied)
+    edit_json(copied / "config.json", action_feature_names=[f"{name.upper()}.pos" for name in THEIRS])
+    joints = np.array([[10.0, 20.0, 30.0, 40.0, 50.0, 60.0]], np.float32)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", PolicyWarning)
+        np.testing.assert_array_equal(act(copied, ROBOT, joints), act(folder, ROBOT, joints))
+
+
+WIDE = {**ROBOT.observation, "joints": ArraySpec(shape=(9,))}  # what the folder's own statistics have
+
+
+def named(*names):
+    return replace(ROBOT, observation=WIDE, action=replace(ROBOT.action, names=names))
+
+
+def act_with_its_statistics(folder, robot, **settings):
+    return act(folder, robot, np.zeros((1, 9), np.float32), relative_axes=(), stats=None, **settings)
+
+
+def test_other_names_leave_the_robots_order_with_a_warning(folder):
+    """They may be other words for the same axes, so they are not refused."""
+    with pytest.warns(
+        PolicyWarning, match=r"axes j4, j1, .*robot 'arm' has a, b, .*policy\.action_axes.*policy\.stats"
+    ):
+        found = act_with_its_statistics(folder, named(*"abcdef"))
+    np.testing.assert_array_equal(found, act_with_its_statistics(folder, named(*THEIRS)))
+
+
+@pytest.mark.parametrize("setting", ["action_axes", "stats"])
+def test_settings_that_confirm_the_axes_silence_the_warning(folder, setting):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", PolicyWarning)
+        if setting == "action_axes":
+            act_with_its_statistics(folder, named(*"abcdef"), action_axes=tuple("abcdef"))
+        else:
+            robot = replace(ROBOT, action=replace(ROBOT.action, names=tuple("abcdef")))
+            act(folder, robot, np.zeros((1, 6), np.float32), relative_axes=())
+
+
+def test_names_that_differ_by_their_ending_only_are_not_matched(folder):
+    with pytest.warns(PolicyWarning, match="the order of the robot is used"):
+        act_with_its_statistics(folder, named("j1", "j1.pos", "j3", "j4", "j5", "grip"))

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import NamedTuple
+
 import numpy as np
 import pytest
 import torch
-from torch.nn.utils.parametrize import is_parametrized
 
 from dovetail.core.abilities import StagesWeights
 from dovetail.core.bfloat16 import as_float32
@@ -13,9 +15,11 @@ from dovetail.core.prompts import encode_prompt
 from dovetail.core.specs import ArraySpec, RobotSpec
 from dovetail.core.types import ActContext, WeightSnapshot
 from dovetail.policies.vla.pi0_policy import Pi0Policy
-from dovetail.policies.vla.settings import LoraConfig, Pi0Config
+from dovetail.policies.vla.settings import LoraConfig
+from dovetail.policies.vla.smolvla_policy import SmolVLAPolicy
 from dovetail.robot_host.following_policy import FollowingPolicy
 from support.pi0_folders import write_lerobot
+from support.smolvla_folders import write_smolvla
 
 ROBOT = RobotSpec(
     name="arm",
@@ -34,21 +38,33 @@ WAYS = [
 TRAINED = {"full": {"vision", "text", "expert"}, "expert": {"expert"}, "lora": {"lora"}}
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return write_lerobot(tmp_path_factory.mktemp("pi0") / "lerobot")
+FAMILIES = {
+    "pi0": (Pi0Policy, write_lerobot, {"base_0_rgb": "front"}),
+    "smolvla": (SmolVLAPolicy, write_smolvla, {"top": "front", "wrist": "front"}),
+}
+
+
+class Folder(NamedTuple):
+    family: str
+    path: Path
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def folder(request, tmp_path_factory):
+    return Folder(request.param, FAMILIES[request.param][1](tmp_path_factory.mktemp("vla") / "lerobot"))
 
 
 def make(folder, train, **settings):
-    config = Pi0Config(
-        checkpoint=str(folder),
-        images={"base_0_rgb": "front"},
+    policy, _, images = FAMILIES[folder.family]
+    config = policy.Config(
+        checkpoint=str(folder.path),
+        images=images,
         state=("joint_pos",),
         train=train,
         lora=LoraConfig(rank=2, alpha=4.0),
         **settings,
     )
-    return Pi0Policy(config, robot=ROBOT, seed=3)
+    return policy(config, robot=ROBOT, seed=3)
 
 
 def changed(policy, *, by):
@@ -102,7 +118,8 @@ def test_adapters_are_in_the_network_before_the_first_chunk(folder):
     """A CUDA graph that was captured without them would ignore new weights."""
     policy = make(folder, "lora", device="cpu")
     policy.warmup()
-    assert any(is_parametrized(module) for module in policy.network.modules())
+    updates = {parameter for update in policy.lora.updates.values() for parameter in update.parameters()}
+    assert updates and updates <= set(policy.network.parameters())
 
 
 @pytest.mark.parametrize("train", TRAINED)

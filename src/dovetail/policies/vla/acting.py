@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+import warnings
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import ClassVar
 
@@ -13,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dovetail.core.errors import SpecMismatch, UsageError
+from dovetail.core.errors import PolicyWarning, SpecMismatch, UsageError
 from dovetail.core.prompts import decode_prompt
 from dovetail.core.specs import ArraySpec, PolicySpec, RobotSpec
 from dovetail.core.types import ActContext, ActionChunk, Array
@@ -157,7 +158,7 @@ class ActingVla:
             cameras=checkpoint.cameras,
             max_absent=checkpoint.max_absent_cameras,
         )
-        names = config.action_axes or names_in_another_order(checkpoint, self._robot)
+        names = config.action_axes or names_in_another_order(checkpoint, config, self._robot)
         relative = relative_axes(checkpoint, config, self._robot, names)
         return Setup(
             checkpoint=checkpoint,
@@ -239,9 +240,13 @@ class ActingVla:
         images = [self._prepared(observations[camera]) for camera in setup.cameras.values()]
         normalized = setup.state.apply(state)
         words = [""] * len(state) if advantage is None else [_ADVANTAGE_WORDS[int(one)] for one in advantage]
+        tasks = [decode_prompt(task) for task in observations["prompt"]]
+        if not self._config.advantage_input:  # else the tokenizer refuses to cut
+            for task in set(tasks):
+                self._check_length(task)
         encoded = [
-            self._tokenizer.encode(self._prompt(decode_prompt(task) + more, of_row))
-            for task, more, of_row in zip(observations["prompt"], words, normalized, strict=True)
+            self._tokenizer.encode(self._prompt(task + more, of_row))
+            for task, more, of_row in zip(tasks, words, normalized, strict=True)
         ]
         tokens, masks = (np.stack(part) for part in zip(*encoded, strict=True))
         return Inputs(
@@ -268,6 +273,31 @@ class ActingVla:
     def _prompt(self, task: str, state: Array) -> str:
         """The text for the tokenizer, from the task and the normalized state [S]."""
         return self.family.prompt(task, state, self._setup.checkpoint.cleans_prompt)
+
+    @cached_property
+    def _check_length(self) -> Callable[[str], None]:
+        """Checks each task once."""
+        return lru_cache(maxsize=256)(self._check_task_length)
+
+    def _check_task_length(self, task: str) -> None:
+        """Warn if a part of the prompt will be cut, and refuse to cut the state, if it is text."""
+        longest = np.ones(self._setup.state.size, np.float32)  # the last bin has three digits
+        tokenizer, end = self._tokenizer, self.family.after_state
+        text = self._prompt(task, longest)
+        if (num_cut := tokenizer.num_cut(text)) == 0:
+            return
+        limit = self._setup.checkpoint.sizes.num_prompt_tokens
+        if end is not None and tokenizer.num_cut(text.removesuffix(end)):
+            raise UsageError(
+                f"the prompt and the state have up to {limit + num_cut} tokens, and policy '{self.family.name}' takes "
+                f"{limit}: the state would be cut off. Shorten the prompt: {task[:80]!r}"
+            )
+        warnings.warn(
+            f"the prompt has {limit + num_cut} tokens, and policy '{self.family.name}' takes {limit}: it is cut by "
+            f"{num_cut}, as in training. Shorten it: {task[:80]!r}",
+            PolicyWarning,
+            stacklevel=2,
+        )
 
     def _padded(self, values: Array, size: int, fill: float = 0.0) -> Tensor:
         """The last axis padded to the size that the network takes."""

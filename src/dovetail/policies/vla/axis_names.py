@@ -2,20 +2,47 @@
 
 from __future__ import annotations
 
+import re
+import warnings
 from collections.abc import Sequence
 
-from dovetail.core.errors import SpecMismatch
+from dovetail.core.errors import PolicyWarning, SpecMismatch
 from dovetail.core.specs import RobotSpec
 from dovetail.policies.vla.checkpoints.checkpoint import Checkpoint
 from dovetail.policies.vla.settings import VlaConfig
 
 __all__ = ["names_in_another_order", "relative_axes", "state_names"]
 
+_SUFFIX = re.compile(r"[._](pos|position)$")
 
-def names_in_another_order(checkpoint: Checkpoint, robot: RobotSpec) -> tuple[str, ...]:
-    """The folder's names of action axes, if they are the robot's in another order; else the order is the same."""
+
+def names_in_another_order(checkpoint: Checkpoint, config: VlaConfig, robot: RobotSpec) -> tuple[str, ...]:
+    """The robot's names of the folder's action axes, if they are in another order; else the order is the same.
+
+    Names are compared without what LeRobot's datasets add, such as `.pos`. Other names may be other words for the same axes,
+    or those of another robot: warn, unless settings choose the axes or the statistics."""
     ours, theirs = robot.action.names, checkpoint.action_names
-    return theirs if ours != theirs and sorted(ours) == sorted(theirs) else ()
+    by_name = {_plain(name): name for name in ours}
+    found = tuple(by_name.get(_plain(name), "") for name in theirs)
+    if len(by_name) == len(ours) and sorted(found) == sorted(ours):
+        return found if found != tuple(ours) else ()
+    if ours and theirs and config.stats is None and not config.fit_stats:
+        warnings.warn(
+            f"{checkpoint.folder} has the action axes {_listed(theirs)}, and robot '{robot.name}' has {_listed(ours)}: the "
+            "order of the robot is used. If it is right, name it in policy.action_axes; for another robot, set policy.stats",
+            PolicyWarning,
+            stacklevel=2,
+        )
+    return ()
+
+
+def _plain(name: str) -> str:
+    """shoulder_pan of Shoulder_Pan.pos."""
+    return _SUFFIX.sub("", name.lower().removeprefix("action."))
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(names[:8]) + (", ..." if len(names) > 8 else "")
 
 
 def state_names(

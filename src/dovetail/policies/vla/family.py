@@ -71,6 +71,7 @@ class FlowNetwork(nn.Module, metaclass=ABCMeta):  # ABC as a base would have ano
 
     sizes: Any  # Sizes of its family
     vision: VisionTower
+    embedding: nn.Embedding
     text_layers: nn.ModuleList
     action_out: nn.Linear
 
@@ -99,11 +100,18 @@ class FlowNetwork(nn.Module, metaclass=ABCMeta):  # ABC as a base would have ano
     @property
     def components(self) -> dict[str, NetworkPart]:
         """The parts that can be trained or frozen separately. Every parameter is in exactly one of them."""
-        modules = dict(self.named_children())
-        text = {name: modules.pop(name) for name in ("embedding", "text_layers")}
-        vision = {"tower": modules.pop("vision")}
-        parts = {"vision": vision, "text": text, "expert": modules}
+        parts: dict[str, dict[str, nn.Module]] = {
+            "vision": {"tower": self.vision},
+            "text": {"embedding": self.embedding, "text_layers": self.text_layers},
+            "expert": self.expert_modules,
+        }
         return {name: NetworkPart(part, self.run_layer) for name, part in parts.items()}
+
+    @property
+    def expert_modules(self) -> dict[str, nn.Module]:
+        """What computes velocities, in each step from noise to actions. The rest reads images and prompt, once per chunk."""
+        once = ("vision", "embedding", "text_layers")
+        return {name: module for name, module in self.named_children() if name not in once}
 
     @property
     def dtype(self) -> torch.dtype:
@@ -200,5 +208,7 @@ class Family:
     """In folders that do not name them."""
     export: Callable[[Any], Export]
     """How a Checkpoint is written as a LeRobot folder."""
+    after_state: str | None = None
+    """What follows the state in the prompt, if the state is text. It may be cut, and the state may not."""
     masks_any_camera: bool = True
     """Whether any camera may be absent. Otherwise, as many as `empty_cameras` in LeRobot's config.json."""

@@ -5,22 +5,26 @@
     lora.merge()  # the weights are plain tensors again
 
 Some of our weights are several published ones, joined along the first axis. Each published one has its own A and B, as in
-PEFT. The sum is computed wherever a weight is used (torch's parametrization), so every way through the network is adapted.
+PEFT. The sum is computed wherever a weight is used, so every way through the network is adapted, and the weights are in
+memory once. `summed_once` computes the sums of some layers once for several calls.
+
+torch's own parametrization gives each module a class of its own. torch would then compile each layer again, and refuse the
+ninth. Here all layers of a kind share one class.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils import parametrize
 
 from dovetail.core.errors import UsageError
 
-__all__ = ["Lora", "Place", "Update"]
+__all__ = ["Lora", "Place", "Update", "summed_once"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,21 +48,59 @@ class Update(nn.Module):
         return self.scale * (self.up @ self.down)
 
 
-class _Added(nn.Module):
+class _Sum(nn.Module):
     """A weight with all updates of its rows."""
 
-    def __init__(self) -> None:
+    def __init__(self, base: nn.Parameter) -> None:
         super().__init__()
-        self.updates = nn.ModuleList()
+        self.base, self.updates = base, nn.ModuleList()
+        self.kept: Tensor | None = None  # inside `summed_once`
 
-    def forward(self, weight: Tensor) -> Tensor:
-        total = weight.clone()
+    def forward(self) -> Tensor:
+        if self.kept is not None:
+            return self.kept
+        base = self.base
+        total = base.clone()
         for update in self.updates:
             assert isinstance(update, Update)
             change: Tensor = update()
             rows = slice(update.first, update.first + len(change))
-            total[rows] = (weight[rows].float() + change).to(weight.dtype)
+            total[rows] = (base[rows].float() + change).to(base.dtype)
         return total
+
+
+@contextmanager
+def summed_once(modules: Iterable[nn.Module]) -> Iterator[None]:
+    """Compute the sums of all adapted weights in some modules now, and use them until the end. They have no gradients."""
+    sums = [part for module in modules for part in module.modules() if isinstance(part, _Sum)]
+    try:
+        for one in sums:
+            one.kept = one().detach()
+        yield
+    finally:
+        for one in sums:
+            one.kept = None
+
+
+_CLASSES: dict[tuple[type[nn.Module], str], type[nn.Module]] = {}
+
+
+def _adapted_class(kind: type[nn.Module], attribute: str) -> type[nn.Module]:
+    """A module class whose weight is a sum. The same for all modules of a kind."""
+    if (kind, attribute) in _CLASSES:
+        return _CLASSES[kind, attribute]
+
+    def total(module: nn.Module) -> Tensor:
+        found: Tensor = getattr(module, _sum_name(attribute))()
+        return found
+
+    adapted = type(f"Adapted{kind.__name__}", (kind,), {attribute: property(total)})
+    _CLASSES[kind, attribute] = adapted
+    return adapted
+
+
+def _sum_name(attribute: str) -> str:
+    return f"{attribute}_sum"
 
 
 class Lora:
@@ -67,7 +109,7 @@ class Lora:
     def __init__(self, network: nn.Module) -> None:
         self._network = network
         self.updates: dict[str, Update] = {}
-        self._adapted: dict[str, _Added] = {}
+        self._sums: dict[str, _Sum] = {}
 
     @staticmethod
     def add(
@@ -95,15 +137,23 @@ class Lora:
 
     def put(self, name: str, place: Place, update: Update) -> None:
         """Add an update to the rows of a published weight."""
-        module_name, _, attribute = place.parameter.rpartition(".")
-        module = self._network.get_submodule(module_name)
-        weight = getattr(module, attribute)
-        update.to(weight.device)
-        if place.parameter not in self._adapted:
-            self._adapted[place.parameter] = _Added()
-            parametrize.register_parametrization(module, attribute, self._adapted[place.parameter], unsafe=True)
-        self._adapted[place.parameter].updates.append(update)
+        if place.parameter not in self._sums:
+            self._sums[place.parameter] = self._adapt(place.parameter)
+        found = self._sums[place.parameter]
+        found.updates.append(update.to(found.base.device))
         self.updates[name] = update
+
+    def _adapt(self, parameter: str) -> _Sum:
+        """Replace a parameter by a sum without updates."""
+        module, attribute = self._place(parameter)
+        found = _Sum(module._parameters.pop(attribute))  # type: ignore[arg-type]
+        module.register_module(_sum_name(attribute), found)
+        module.__class__ = _adapted_class(type(module), attribute)
+        return found
+
+    def _place(self, parameter: str) -> tuple[nn.Module, str]:
+        module_name, _, attribute = parameter.rpartition(".")
+        return self._network.get_submodule(module_name), attribute
 
     def parameters(self) -> Iterator[nn.Parameter]:
         """A and B of every update, in float32."""
@@ -112,9 +162,11 @@ class Lora:
 
     def merge(self) -> None:
         """Make the sums the weights. The updates are then no part of the network."""
-        for parameter in self._adapted:
-            module_name, _, attribute = parameter.rpartition(".")
-            parametrize.remove_parametrizations(
-                self._network.get_submodule(module_name), attribute, leave_parametrized=True
-            )
-        self._adapted = {}
+        for parameter, found in reversed(self._sums.items()):
+            module, attribute = self._place(parameter)
+            base = found.base
+            base.data = found().detach()
+            module.__class__ = type(module).__bases__[0]
+            del module._modules[_sum_name(attribute)]
+            module.register_parameter(attribute, base)
+        self._sums = {}

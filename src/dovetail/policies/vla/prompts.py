@@ -43,10 +43,17 @@ class PromptTokenizer:
             raise UsageError(f"{file} is not the tokenizer of this model: it needs {wanted}. {hint}")
         self.encode = lru_cache(maxsize=256)(self._encode)
 
+    def num_cut(self, text: str) -> int:
+        """How many tokens of a text are cut."""
+        return max(len(self._first) + len(self._ids(text)) - self._num_tokens, 0)
+
+    def _ids(self, text: str) -> list[int]:
+        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=self._adds_special).ids
+        return ids
+
     def _encode(self, text: str) -> tuple[Array, Array]:
         """Tokens, int64 [L], and their mask, padded right."""
-        ids = self._tokenizer.encode(text, add_special_tokens=self._adds_special).ids
-        room = self._num_tokens - len(self._first)
+        ids, room = self._ids(text), self._num_tokens - len(self._first)
         if len(ids) > room and not self._may_cut:
             raise UsageError(
                 f"the prompt has {len(ids)} tokens, and the model takes {room}: its advantage would be cut off. Shorten it: "

@@ -12,6 +12,7 @@ from torch import Tensor
 from dovetail.policies.flows.guidance import guided_velocity
 from dovetail.policies.settings import GuidanceConfig
 from dovetail.policies.vla.family import FlowNetwork
+from dovetail.policies.vla.lora import summed_once
 from dovetail.policies.vla.networks.paligemma import PaliGemmaNetwork
 from dovetail.policies.vla.networks.sizes import GemmaSizes
 
@@ -120,6 +121,10 @@ class Sampler:
             return self._graphs[key](inputs, commitment)
 
     def _sample(self, inputs: Inputs, commitment: Commitment | None) -> Tensor:
+        with summed_once(self._network.expert_modules.values()):
+            return self._chunks(inputs, commitment)
+
+    def _chunks(self, inputs: Inputs, commitment: Commitment | None) -> Tensor:
         num, x = self._num_steps, inputs.noise
         if self._weight != 1.0:
             x = x[: len(x) // 2]

@@ -18,13 +18,14 @@ from dovetail.policies.vla.prompts import clean_task
 
 __all__ = ["PI05"]
 
+_AFTER_STATE = ";\nAction: "
 _BINS = np.linspace(-1.0, 1.0, 257)[:-1]  # lower ends
 
 
 def _prompt(task: str, state: Array, cleans: bool) -> str:
     """All formats clean the task. A value below -1 is bin -1 and one above 1 is bin 255, as in training."""
     numbers = " ".join(map(str, np.digitize(state, _BINS) - 1))
-    return f"Task: {clean_task(task)}, State: {numbers};\nAction: "
+    return f"Task: {clean_task(task)}, State: {numbers}{_AFTER_STATE}"
 
 
 PI05 = Family(
@@ -38,6 +39,7 @@ PI05 = Family(
     mode="QUANTILES",
     steps=frozenset({"pi05_prepare_state_tokenizer_processor_step"}),
     prompt=_prompt,
+    after_state=_AFTER_STATE,
     bos="<bos>",
     tokenizer_origin=PALIGEMMA,
     prepare_images=prepare_images,
