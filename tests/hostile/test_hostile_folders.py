@@ -12,6 +12,7 @@ import pytest
 
 import hostile.dataset_cases
 import hostile.device_cases
+import hostile.published_cases
 import hostile.run_cases  # noqa: F401  they add their cases
 from hostile.conftest import Worker, arguments_of
 from hostile.folders import CASES, Case, Place, folder_bytes, honest_run, level_of, snapshot
