@@ -1,4 +1,4 @@
-"""Hostile folders with published weights: served or exported themselves, or named by the config of a run that contains them."""
+"""Hostile folders with published weights: served or exported, or named by the config of a run that contains them."""
 
 from __future__ import annotations
 
@@ -168,9 +168,7 @@ FOLDERS: dict[str, Callable[[Place], None]] = {
     "config-lists": _folder("pi0", _config(input_features=[], output_features=[], normalization_mapping=[])),
     "tokenizer-deep": _folder("pi0", lambda f: put(f / _TOKENIZER, '{"model": ' + nested() + "}")),
     "tokenizer-large": _folder("pi0", lambda f: put(f / _TOKENIZER, '{"x": [' + "[]," * 40_000_000 + "0]}")),
-    "tokenizer-config-deep": _folder(
-        "pi0", lambda f: put(f / "tokenizer_config.json", '{"x": ' + nested() + "}")
-    ),
+    "tokenizer-config-deep": _folder("pi0", lambda f: put(f / "tokenizer_config.json", '{"x": ' + nested() + "}")),
     "statistics-deep": _folder("openpi", lambda f: put(f / "assets/arm/norm_stats.json", '{"x": ' + nested())),
     "statistics-huge": _folder(
         "openpi",
@@ -213,7 +211,13 @@ FOLDERS: dict[str, Callable[[Place], None]] = {
         "pi0",
         _header(
             lambda h: h.update(
-                {"model.paligemma_with_expert.empty.weight": {"dtype": "F32", "shape": [1 << 40, 0], "data_offsets": [0, 0]}}
+                {
+                    "model.paligemma_with_expert.empty.weight": {
+                        "dtype": "F32",
+                        "shape": [1 << 40, 0],
+                        "data_offsets": [0, 0],
+                    }
+                }
             )
         ),
     ),
@@ -249,7 +253,14 @@ FOLDERS: dict[str, Callable[[Place], None]] = {
 DEFAULT = ("act-width-huge", "config-outside")
 EXTENDED = (
     *("config-deep", "config-large", "tokenizer-large", "horizon-huge", "layers-many", "act-layers-many"),
-    *("diffusion-channels-huge", "header-huge", "weights-sparse", "index-outside", "weights-outside", "assets-outside"),
+    *(
+        "diffusion-channels-huge",
+        "header-huge",
+        "weights-sparse",
+        "index-outside",
+        "weights-outside",
+        "assets-outside",
+    ),
 )
 for what, build in FOLDERS.items():
     level = "default" if what in DEFAULT else "extended" if what in EXTENDED else "slow"
@@ -267,7 +278,9 @@ def _in_run(kind: str, change: Callable[[Place, Path], object], **more: Any) -> 
         shutil.copytree(published(kind), folder)
         change(place, folder)
         name = "pi0" if kind == "openpi" else kind
-        set_config(place.run, lambda config: config.update(policy={"type": name, "checkpoint": str(folder), **more}))
+        set_config(
+            place.run, lambda config: config.update(policy={"type": name, "checkpoint": str(folder), **more})
+        )
 
     return build
 
