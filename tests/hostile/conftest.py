@@ -65,8 +65,8 @@ def arguments_of(command: str, place: Place, scratch: Path) -> list[str]:
         "dataset": ["read-dataset"],
         "serve-folder": ["serve", run, "--quiet", "--runs-dir", str(scratch)],
         "policy-export": ["policy", "export", run, str(scratch / "exported")],
-        "compare": ["compare", run, run],
-        "open-loop": ["eval", run, "--open-loop", run],
+        "compare": ["compare", run, f"{run}/checkpoints/last", "--episodes", "2", "--quiet"],
+        "open-loop": ["eval", run, "--open-loop", run, "--episodes", "1", "--out", str(scratch / "open-loop")],
     }[command]
 
 
@@ -113,6 +113,10 @@ def honest(worker: Worker, tmp_path_factory: pytest.TempPathFactory) -> Worker:
     ):
         answer = worker.run(arguments_of(command, place, parent), folder=place.run, cwd=parent)
         assert answer["code"] == 0 or (command == "verify" and answer["code"] == 1), (command, answer)
+        worker.baselines[command] = answer["added_kb"]
+    for command in ("compare", "open-loop"):
+        answer = worker.run(arguments_of(command, place, parent), folder=place.run, cwd=parent)
+        assert "error" not in answer["errors"], (command, answer)
         worker.baselines[command] = answer["added_kb"]
     folder = Place(run=write_pi0(parent / "published"), outside=worker.outside)
     for command in ("serve-folder", "policy-export"):
