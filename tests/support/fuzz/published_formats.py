@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from dovetail.config.schema import PluginSection
 from dovetail.policies.published import describe
+from dovetail.policies.vla.acting import ActingVla
 from dovetail.runs.assembly.policy_components import build_policy
 from hostile.published_cases import WRITERS
 from support.fuzz.formats import Format, damage_safetensors, in_turn
@@ -49,8 +50,9 @@ class PublishedFolders(Format):
             section = PluginSection.parse("policy", found.section)
             policy = build_policy(section, robot=found.robot, seed=0)
             assert policy.spec.action.shape == found.robot.action.shape
-            getattr(policy, "network", None)  # of pi0 and smolvla: loads the weights
-            getattr(policy, "_tokenizer", None)
+            if isinstance(policy, ActingVla):
+                assert policy.network is not None  # loads the weights
+                assert policy._tokenizer is not None
 
         in_turn(lambda: load(self._damaged))
 
