@@ -129,6 +129,11 @@ def _sparse(folder: Path) -> None:
         file.truncate(8 + len(header) + size)
 
 
+def _code(folder: Path) -> None:
+    for name in ("modeling", "torch", "av"):
+        put(folder / f"{name}.py", CODE)
+
+
 def _many_cameras(folder: Path) -> None:
     camera = {"type": "VISUAL", "shape": [3, 64, 64]}
     images = {f"observation.images.c{number}": camera for number in range(20_000)}
@@ -227,7 +232,7 @@ FOLDERS: dict[str, Callable[[Place], None]] = {
         lambda f: save_file({k: v * float("nan") for k, v in load_file(f / WEIGHTS).items()}, f / WEIGHTS),
     ),
     "pickle": _folder("pi0", lambda f: (f / WEIGHTS).rename(f / "pytorch_model.bin")),
-    "code": _folder("pi0", lambda f: [put(f / f"{name}.py", CODE) for name in ("modeling", "torch", "av")]),
+    "code": _folder("pi0", _code),
     # the index
     "index-outside": _folder("pi0", _shards({"a": "../outside/secret.json"})),
     "index-absolute": _folder("pi0", _shards({"a": "/etc/passwd"})),
