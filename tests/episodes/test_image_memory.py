@@ -8,36 +8,22 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from dovetail.core.errors import StoreError
-from dovetail.core.specs import ArraySpec
 from dovetail.core.types import Episode
 from dovetail.episodes import _image_memory
 from dovetail.episodes._image_memory import FREE_BYTES, MAX_EXPANSION, allocate_images
 from dovetail.episodes.lerobot import export, open_dataset
+from dovetail.episodes.lerobot._checks import check_values
 from dovetail.episodes.log import EpisodeLog
-from support.lerobot_episodes import ROBOT, MemoryLog, make_lerobot_episode
+from support.lerobot_episodes import MemoryLog, still_episode
 
 NUM_STEPS = 45
 
 
 def black_episode(*shape: int) -> Episode:
-    """All rows share one black frame, so the file has about a kilobyte."""
-    small = {key: spec for key, spec in ROBOT.observation.items() if not spec.is_image}
-    episode = make_lerobot_episode(0, num_steps=NUM_STEPS, robot=replace(ROBOT, observation=small))
-    (segment,) = episode.segments
-    robot = replace(ROBOT, observation={**small, "front": ArraySpec(shape=shape, dtype="uint8")})
-    columns = {
-        **segment.columns,
-        "observation/front": np.broadcast_to(np.zeros(shape, np.uint8), (NUM_STEPS, *shape)),
-    }
-    last = segment.last_observation
-    assert last is not None
-    last = replace(last, values={**last.values, "front": np.zeros(shape, np.uint8)})
-    segment = replace(segment, columns=columns, last_observation=last)
-    return replace(episode, robot=robot, segments=(segment,))
+    return still_episode(*shape, num_steps=NUM_STEPS)
 
 
 @contextmanager
@@ -97,3 +83,43 @@ def test_real_images_are_loaded(tmp_path: Path) -> None:
     episode = stored.episode(stored.ids()[0])
     log.commit(episode)
     assert log.load(episode.id).segments[0].columns["observation/camera/front"].shape == (6, 48, 64, 3)
+
+
+def test_dataset_of_a_still_scene_is_imported_frame_by_frame(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """45 images of 6 MB in a video of a few kilobytes: one of them is in memory."""
+    log, episode = EpisodeLog(tmp_path / "log"), black_episode(1080, 1920, 3)
+    log.commit(episode)
+    export(log, tmp_path / "out")
+    dataset, imported = open_dataset(tmp_path / "out"), EpisodeLog(tmp_path / "imported")
+    with peak_below_100_mb():
+        streams = dataset.image_streams(0)
+        without = dataset.episode(0, images=False)
+        check_values(without, None, name="episode 0", streams=streams)
+        imported.commit(without, streams=streams)
+    assert imported.manifest(episode.id).images["front"].num_frames == 1
+    assert sum(1 for _ in imported.frames(episode.id, "front")) == NUM_STEPS + 1
+
+
+def test_streams_give_the_same_episode_as_arrays(tmp_path: Path) -> None:
+    stored = MemoryLog([0])
+    export(stored, tmp_path / "out")
+    dataset = open_dataset(tmp_path / "out")
+    with_arrays, with_streams = EpisodeLog(tmp_path / "a"), EpisodeLog(tmp_path / "s")
+    with_arrays.commit(dataset.episode(0))
+    with_streams.commit(dataset.episode(0, images=False), streams=dataset.image_streams(0))
+    with_streams.commit(dataset.episode(0))  # refused if the content differed
+    (name,) = with_streams.ids()
+    for file in with_arrays._folder.joinpath(name).iterdir():
+        assert file.read_bytes() == with_streams._folder.joinpath(name, file.name).read_bytes()
+
+
+def test_stream_of_another_length_is_refused(tmp_path: Path) -> None:
+    export(MemoryLog([0]), tmp_path / "out")
+    dataset = open_dataset(tmp_path / "out")
+    streams = dataset.image_streams(0)
+    key, stream = next(iter(streams.items()))
+    wrong = {**streams, key: replace(stream, shape=(3, *stream.shape[1:]))}
+    with pytest.raises(StoreError, match=f"camera '{key}' should have 7 images"):
+        EpisodeLog(tmp_path / "log").commit(dataset.episode(0, images=False), streams=wrong)

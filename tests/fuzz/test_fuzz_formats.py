@@ -29,6 +29,8 @@ FORMATS = (
     "channels",
     "shared memory",
     "policy files",
+    "run records",
+    "published folders",
     "openpi messages",
     "robot messages",
 )

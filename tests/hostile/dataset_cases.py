@@ -19,9 +19,10 @@ import pyarrow.parquet as pq
 from PIL import Image
 
 from dovetail.episodes.lerobot import export
+from dovetail.episodes.log import EpisodeLog
 from hostile.folders import CODE, Place, add_case, nested, put, replace
 from hostile.run_cases import black_video, parquet, playlist, zeros
-from support.lerobot_episodes import MemoryLog, make_labels
+from support.lerobot_episodes import MemoryLog, make_labels, still_episode
 from support.lerobot_v21 import TOP, write_v21
 
 DATA, META, KEPT = (
@@ -37,6 +38,16 @@ def _honest() -> Path:
     labels = {name: make_labels(log.episode(name), success=True) for name in log.ids()}
     export(log, folder, labels=labels.get, codec="h264")
     return folder
+
+
+@functools.cache
+def _still() -> Path:
+    """600 images of 640x480, 553 MB in memory, in a video of less than a megabyte."""
+    folder = Path(tempfile.mkdtemp(prefix="hostile-still-"))
+    log = EpisodeLog(folder / "log")
+    log.commit(still_episode(480, 640, 3, num_steps=600))
+    export(log, folder / "dataset", codec="h264")
+    return folder / "dataset"
 
 
 def _dataset(change: Callable[[Place], object]) -> Callable[[Place], None]:
@@ -325,6 +336,7 @@ CASES: dict[str, Callable[[Place], None]] = {
     "meta-loop": _link("meta", lambda p, path: path.symlink_to("meta")),
     "layout-pipe": _link("dovetail/dataset.json", lambda p, path: os.mkfifo(path)),
     "code": _dataset(lambda p: put(p.run / "conversion.py", CODE)),
+    "still-scene": lambda p: shutil.copytree(_still(), p.run),
 }
 CASES |= {f"v21-{name}": build for name, build in OLD_CASES.items()}
 DEFAULT = ("pattern-width", "data-bomb", "action-nan", "video-playlist", "v21-lines-many", "v21-action-nan")

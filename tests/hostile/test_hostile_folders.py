@@ -7,11 +7,14 @@ import shutil
 import socket
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any, ClassVar
 
 import pytest
 
 import hostile.dataset_cases
 import hostile.device_cases
+import hostile.playing_cases
+import hostile.published_cases
 import hostile.run_cases  # noqa: F401  they add their cases
 from hostile.conftest import Worker, arguments_of
 from hostile.folders import CASES, Case, Place, folder_bytes, honest_run, level_of, snapshot
@@ -24,26 +27,40 @@ _MARKS = {"default": (), "extended": (pytest.mark.extended,), "slow": (pytest.ma
 @pytest.fixture
 def place(worker: Worker, tmp_path: Path) -> Iterator[Place]:
     outside = worker.outside
-    (outside / "folder").mkdir(exist_ok=True)
-    (outside / "secret.json").write_text('{"secret": 1}')
-    (outside / "folder" / "manifest.json").write_text("{}")
+    _fill(outside)
     yield Place(run=honest_run(tmp_path), outside=outside)
     shutil.rmtree(outside)
     outside.mkdir()
 
 
-READS_CONFIG = ("eval", "serve", "receive", "deployed", "watch", "distill", "report", "resume", "video", "relabel")
+READS_CONFIG = (
+    *("eval", "serve", "receive", "deployed", "watch", "distill", "report", "resume", "video", "relabel"),
+    *("compare", "open-loop"),
+)
 
 
-def check(commands: Sequence[str], honest: Worker, place: Place, scratch: Path, case: Case) -> None:
+class Disturbed(Exception):
+    """Another program of the machine, such as `find /tmp`, has listed all folders here."""
+
+
+def check(
+    commands: Sequence[str], honest: Worker, place: Place, scratch: Path, case: Case, *, beside: Path | None = None
+) -> None:
+    """`beside` is a folder that no hostile folder names, so an access to it is of another program."""
     before, size = snapshot(place.outside), folder_bytes(place.run)
     cwd = place.run if case.in_run else scratch
     ran = place.run.parent / "code-ran"  # `../code-ran` of commands in a config
     for command in commands:
         watch = Watch(place.outside, place.outside / "folder")
+        decoy = Watch(beside) if beside is not None else None
         answer = honest.run(arguments_of(command, place, scratch), folder=place.run, cwd=cwd)
         touched = [event for event in watch.events() if "linked-" not in event]  # both names of a hard link
         watch.close()
+        is_disturbed = decoy is not None and bool(decoy.events())
+        if decoy is not None:
+            decoy.close()
+        if touched and is_disturbed:
+            raise Disturbed
         what = f"{command}: {answer}"
         assert not answer["timed_out"], what
         assert not touched, what
@@ -85,13 +102,38 @@ def test_hostile_folder_with_all_commands(name: str, honest: Worker, place: Plac
 
 
 def build_and_check(case: Case, honest: Worker, place: Place, tmp_path: Path, *, quick: bool) -> None:
-    scratch = tmp_path / "scratch"
-    scratch.mkdir()
-    if case.is_dataset:
-        shutil.rmtree(place.run)
-    case.build(place)
+    """A case is repeated from the start while another program disturbs it: an access of ours happens every time."""
     num_quick = 1 if case.is_dataset else 2  # an import also builds a robot, which takes a second
-    check(case.commands[:num_quick] if quick else case.commands, honest, place, scratch, case)
+    commands = case.commands[:num_quick] if quick else case.commands
+    beside = tmp_path / "beside"
+    beside.mkdir()
+    for attempt in range(3):
+        scratch = tmp_path / f"scratch{attempt}"
+        scratch.mkdir()
+        if attempt:
+            _start_again(place)
+        if case.is_dataset:
+            shutil.rmtree(place.run)
+        case.build(place)
+        try:
+            check(commands, honest, place, scratch, case, beside=None if attempt == 2 else beside)
+            return
+        except Disturbed:
+            continue
+
+
+def _start_again(place: Place) -> None:
+    shutil.rmtree(place.run)
+    for path in place.outside.iterdir():
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+    _fill(place.outside)
+    honest_run(place.run.parent)
+
+
+def _fill(outside: Path) -> None:
+    (outside / "folder").mkdir(exist_ok=True)
+    (outside / "secret.json").write_text('{"secret": 1}')
+    (outside / "folder" / "manifest.json").write_text("{}")
 
 
 def test_there_are_at_least_100_hostile_folders_in_make_test_all() -> None:
@@ -115,3 +157,31 @@ def test_watch_notices_an_access(tmp_path: Path) -> None:
     os.listdir(tmp_path)
     assert watch.events()
     watch.close()
+
+
+def test_case_is_repeated_if_another_program_lists_the_folders(place: Place, tmp_path: Path) -> None:
+    """And only then: an access that `beside` does not share is ours."""
+
+    class Listing:
+        baselines: ClassVar[dict[str, int]] = {"ls": 0}
+        num_runs = 0
+
+        def run(self, arguments: list[str], *, folder: Path, cwd: Path) -> dict[str, Any]:
+            self.num_runs += 1
+            os.listdir(place.outside)
+            if self.is_disturbed:
+                os.listdir(tmp_path / "beside")
+            return {}
+
+        def __init__(self, *, is_disturbed: bool) -> None:
+            self.is_disturbed = is_disturbed
+
+    case = Case(name="x", build=lambda place: None, commands=("ls",))
+    for is_disturbed, num_runs in ((True, 3), (False, 1)):
+        worker = Listing(is_disturbed=is_disturbed)
+        scratch = tmp_path / "beside"
+        with pytest.raises(KeyError, match="timed_out"):
+            build_and_check(case, worker, place, tmp_path, quick=True)  # type: ignore[arg-type]
+        assert worker.num_runs == num_runs
+        for path in (scratch, *tmp_path.glob("scratch*")):
+            shutil.rmtree(path)

@@ -40,8 +40,11 @@ from dovetail.runs.folder import RunFolder
 def read_dataset(folder: Path) -> None:
     """What an import does, for a dataset of any robot."""
     dataset = dovetail.episodes.lerobot.open_dataset(folder)
-    for index in range(len(dataset)):
-        check_values(dataset.episode(index), dataset.labels(index), name=f"episode {index}")
+    with tempfile.TemporaryDirectory() as log:
+        for index in range(len(dataset)):
+            streams, episode = dataset.image_streams(index), dataset.episode(index, images=False)
+            check_values(episode, dataset.labels(index), name=f"episode {index}", streams=streams)
+            EpisodeLog(Path(log)).commit(episode, streams=streams)
 
 
 def load_episodes(folder: Path) -> None:

@@ -195,3 +195,17 @@ def psnr_db(a: Array, b: Array) -> float:
     """PSNR of the worst frame of two stacks [N, H, W, C]."""
     errors = ((a.astype(np.float64) - b) ** 2).mean(axis=(1, 2, 3))
     return float(10 * np.log10(255**2 / max(errors.max(), 1e-9)))
+
+
+def still_episode(*shape: int, num_steps: int) -> Episode:
+    """All rows share one black frame, so its video is tiny."""
+    small = {key: spec for key, spec in ROBOT.observation.items() if not spec.is_image}
+    episode = make_lerobot_episode(0, num_steps=num_steps, robot=replace(ROBOT, observation=small))
+    (segment,) = episode.segments
+    robot = replace(ROBOT, observation={**small, "front": ArraySpec(shape=shape, dtype="uint8")})
+    images = np.broadcast_to(np.zeros(shape, np.uint8), (num_steps, *shape))
+    last = segment.last_observation
+    assert last is not None
+    last = replace(last, values={**last.values, "front": np.zeros(shape, np.uint8)})
+    columns = {**segment.columns, "observation/front": images}
+    return replace(episode, robot=robot, segments=(replace(segment, columns=columns, last_observation=last),))

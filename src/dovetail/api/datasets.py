@@ -157,12 +157,14 @@ def _add_episodes(source: Dataset, log: EpisodeLog, folder: RunFolder, *, on_pro
         if source.episode_id(index) in log:
             result.num_known += 1
             continue
-        episode = dataclasses.replace(source.episode(index), purpose=Purpose.DEMO)
+        # images are decoded one by one whenever they are read: a video of a still scene is far smaller than its images
+        streams = source.image_streams(index)
+        episode = dataclasses.replace(source.episode(index, images=False), purpose=Purpose.DEMO)
         label = source.labels(index)
-        check_values(episode, label, name=f"episode {index} of the dataset")
+        check_values(episode, label, name=f"episode {index} of the dataset", streams=streams)
         if label is not None:  # before the episode: an episode in the log is never imported again
             labels.add(label)
-        log.commit(episode)
+        log.commit(episode, streams=streams)
         result.num_episodes += 1
         result.num_steps += len(episode)
         result.num_failed += not (episode.outcome is Outcome.SUCCESS if label is None else label.success)

@@ -12,7 +12,7 @@ from dovetail.api.deployment import deploy, deployment_of
 from dovetail.api.distillation import LINEAGE, prepare_distillation
 from dovetail.api.names import check_name
 from dovetail.config.deploy import DeployConfig
-from dovetail.core.errors import Interrupted, UsageError
+from dovetail.core.errors import Interrupted, StoreError, UsageError
 from dovetail.core.sequential_test import Answer
 from dovetail.runs.folder import RunFolder
 from dovetail.runs.rounds import Distillation, Rounds
@@ -132,7 +132,13 @@ def _successor(folder: RunFolder, base: RunFolder, *, env_steps: int, num_distil
 
 
 def _lineage(folder: RunFolder) -> dict[str, Any]:
-    return folder.read_json(LINEAGE) or {}
+    found = folder.read_json(LINEAGE) or {}
+    for key in ("round", "num_distilled"):
+        if type(found.get(key, 0)) is not int:
+            raise StoreError(
+                f"{folder.path / LINEAGE} is damaged: `{key}` should be a number. Copy the folder again"
+            )
+    return found
 
 
 def _stem(folder: RunFolder) -> str:

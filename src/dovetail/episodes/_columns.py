@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -17,6 +17,7 @@ from dovetail.core.errors import StoreError, UsageError
 from dovetail.core.prompts import check_prompt_changes
 from dovetail.core.types import Array, Episode, Observation, Segment
 from dovetail.episodes._frames import is_image
+from dovetail.episodes._image_stream import ImageStream
 
 __all__ = ["FRAME", "OBSERVATION", "Columns", "checksum"]
 
@@ -30,12 +31,15 @@ class Columns:
 
     steps: Mapping[str, Array]  # [T, ...], without images
     last: Mapping[str, Array]  # values of the last observation, without images
-    images: Mapping[str, Sequence[Array]]  # pieces [t, H, W, C] of [T + 1, H, W, C], by observation key
+    images: Mapping[
+        str, Sequence[Array | ImageStream]
+    ]  # pieces [t, H, W, C] of [T + 1, H, W, C], by observation key
     last_time_ns: int
 
     @staticmethod
-    def of(episode: Episode) -> Columns:
-        """Merge the segments. Raises StoreError if they are not one complete episode."""
+    def of(episode: Episode, streams: Mapping[str, ImageStream] | None = None) -> Columns:
+        """Merge the segments. Raises StoreError if they are not one complete episode. `streams` are cameras that the
+        segments lack."""
         num_steps = 0
         for segment in episode.segments:
             if segment.episode_id != episode.id:
@@ -50,7 +54,10 @@ class Columns:
             check_prompt_changes(episode.prompt_changes, first=0, num_steps=num_steps)
         except UsageError as error:
             raise StoreError(f"episode {episode.id}: {error}") from error
-        return Columns.join(episode.segments, last, name=f"episode {episode.id}")
+        found = Columns.join(episode.segments, last, name=f"episode {episode.id}")
+        if bad := [key for key, stream in (streams or {}).items() if len(stream) != num_steps + 1]:
+            raise StoreError(f"episode {episode.id}: camera '{bad[0]}' should have {num_steps + 1} images")
+        return replace(found, images={**found.images, **{key: (one,) for key, one in (streams or {}).items()}})
 
     @staticmethod
     def join(segments: Sequence[Segment], last: Observation, *, name: str) -> Columns:
@@ -93,13 +100,14 @@ class Columns:
         }
 
 
-def checksum(pieces: Sequence[Array]) -> str:
+def checksum(pieces: Sequence[Array | ImageStream]) -> str:
     """Checksum of the values, dtype and shape of an array that is given in pieces."""
     first = pieces[0]
     shape = first.shape if first.ndim == 0 else (sum(map(len, pieces)), *first.shape[1:])
     digest = hashlib.sha256(json.dumps([first.dtype.str, shape]).encode())
     for piece in pieces:
-        digest.update(np.ascontiguousarray(piece).data)
+        for part in piece if isinstance(piece, ImageStream) else (piece,):
+            digest.update(np.ascontiguousarray(part).data)
     return digest.hexdigest()[:32]
 
 

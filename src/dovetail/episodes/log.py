@@ -33,6 +33,7 @@ from dovetail.episodes import _order
 from dovetail.episodes._columns import FRAME, OBSERVATION, Columns
 from dovetail.episodes._frames import ColorConverter, decode
 from dovetail.episodes._image_memory import allocate_images
+from dovetail.episodes._image_stream import ImageStream
 from dovetail.episodes._manifest import (
     LAST,
     MANIFEST,
@@ -103,14 +104,14 @@ class EpisodeLog:
             None  # state of `.order` after our last commit, newest number
         )
 
-    def commit(self, episode: Episode) -> None:
-        """Store an episode durably.
+    def commit(self, episode: Episode, *, streams: Mapping[str, ImageStream] | None = None) -> None:
+        """Store an episode durably. `streams` are the images of cameras that its segments lack.
 
         Committing the same episode again is harmless. A different episode with the same id is refused. So is the same
         episode if the stored one was damaged, so that the sender keeps its copy.
         """
         target = self._folder / check_episode_id(episode.id)
-        columns = Columns.of(episode)
+        columns = Columns.of(episode, streams)
         facts = episode_facts(episode, columns)
         digest = content(facts)
         with writer(self._folder) as temporary:

@@ -16,7 +16,7 @@ from typing import Any
 
 from dovetail.core.errors import SpecMismatch, UsageError
 from dovetail.core.specs import ArraySpec, RobotSpec
-from dovetail.policies.checkpoints.weight_files import read_json
+from dovetail.policies.checkpoints.folder_files import clear_errors, read_json
 from dovetail.policies.lerobot.folder import open_folder
 from dovetail.policies.lerobot.options import POLICIES
 from dovetail.policies.openpi.keys import BuiltinKeys, KeyMap
@@ -59,6 +59,11 @@ class Published:
 def describe(folder: Path, *, keys: BuiltinKeys | KeyMap | None = None) -> Published:
     """Raise UsageError or CheckpointError, in one line, for a folder that is no complete policy, and SpecMismatch for keys
     of another robot. Without keys, the names are those of the folder: its cameras, `state` and `prompt`."""
+    with clear_errors(folder):
+        return _describe(folder, keys)
+
+
+def _describe(folder: Path, keys: BuiltinKeys | KeyMap | None) -> Published:
     known = _act_or_diffusion(folder) if _type_of(folder) in POLICIES else _vla(folder)
     used = _keys_for(known, keys)
     cameras = {name: shape for name, shape in known.cameras.items() if name in used.images.values()}

@@ -7,12 +7,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
+from dovetail.core.disk import parse_json
 from dovetail.core.errors import StoreError
 from dovetail.core.types import Array
 from dovetail.policies.normalizer import MIN_STD
@@ -28,7 +28,7 @@ def read_statistics(data: bytes, *, name: str) -> dict[str, Array]:
     """The arrays for `Normalizer.load_arrays`, from the bytes of the file `name`. Other systems divide by std + eps; here
     std is at least MIN_STD, as after fitting."""
     try:
-        found = json.loads(data) if name.endswith(".json") else read_pickle(data, name=name)
+        found = parse_json(data) if name.endswith(".json") else read_pickle(data, name=name)
     except (ValueError, RecursionError) as error:
         raise StoreError(f"{name} is not JSON") from error
     while isinstance(found, Mapping) and len(found) == 1 and next(iter(found)) in _WRAPPERS:

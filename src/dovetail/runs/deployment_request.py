@@ -12,7 +12,7 @@ from collections.abc import Callable
 from enum import StrEnum
 from typing import Any
 
-from dovetail.core.errors import DovetailError, RunFolderError, UsageError
+from dovetail.core.errors import DovetailError, RunFolderError, UsageError, one_line, shown
 from dovetail.runs.deployment import Deployment, deployment_lock
 from dovetail.runs.folder import RunFolder
 
@@ -82,7 +82,8 @@ def take_request(folder: RunFolder, apply: Callable[[Change, str, str], None]) -
         apply(Change(data["change"]), str(data["seen"]), str(data["by"]))
         return True
     except (KeyError, ValueError, UsageError) as error:
-        folder.event("deployment refused", reason=str(error), **data)
+        asked = {key: shown(data.get(key)) for key in ("change", "seen", "by")}
+        folder.event("deployment refused", reason=shown(one_line(error), max_chars=300), **asked)
         return False
     finally:
         (folder.path / REQUEST).unlink(missing_ok=True)

@@ -13,7 +13,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from dovetail.core.errors import StoreError, UsageError
+from dovetail.core.errors import StoreError, UsageError, shown
 from dovetail.runs.folder import RunFolder
 
 __all__ = ["ROUNDS", "Distillation", "Rounds"]
@@ -40,10 +40,10 @@ class Rounds:
         self.made: list[Distillation] = []
         if (data := folder.read_json(ROUNDS)) is not None:
             try:
-                self._due = data["due"]
-                self.made = [Distillation(**one) for one in data["made"]]
-            except (KeyError, TypeError) as error:
-                raise StoreError(f"{folder.path / ROUNDS} is damaged: {error}") from error
+                self._due = _checked_due(data["due"])
+                self.made = [_checked(Distillation(**one)) for one in data["made"]]
+            except (KeyError, TypeError, ValueError) as error:
+                raise StoreError(f"{folder.path / ROUNDS} is damaged: {shown(error, max_chars=300)}") from error
 
     def check(self) -> None:
         """Raise UsageError if this run has nothing to distill into."""
@@ -112,3 +112,18 @@ class Rounds:
 
     def _save(self) -> None:
         self._folder.write_json(ROUNDS, {"due": self._due, "made": [asdict(one) for one in self.made]})
+
+
+def _checked_due(due: Any) -> dict[str, Any] | None:
+    if due is None:
+        return None
+    if type(due["env_steps"]) is not int or type(due["finished"]) is not bool:
+        raise ValueError("`due` should have a number and a truth value")
+    return {"env_steps": due["env_steps"], "finished": due["finished"]}
+
+
+def _checked(made: Distillation) -> Distillation:
+    texts = (made.base, made.answer, made.successor or "")
+    if type(made.env_steps) is not int or not all(isinstance(text, str) for text in texts):
+        raise ValueError("a distillation should have a number and texts")
+    return made

@@ -19,11 +19,12 @@ from typing import Any, ClassVar
 import numpy as np
 from hypothesis import strategies as st
 
+from dovetail.api.rounds import _lineage
 from dovetail.config.load import load, load_saved, save
 from dovetail.core.disk import dump_json, load_json, sha256
 from dovetail.core.specs import ArraySpec
 from dovetail.core.tensor_files import tensor_blocks
-from dovetail.core.types import Episode, View
+from dovetail.core.types import Episode, PromptChange, View
 from dovetail.episodes import _journal
 from dovetail.episodes.lerobot import export, open_dataset
 from dovetail.episodes.log import EpisodeLog
@@ -52,7 +53,9 @@ from dovetail.replay.mapped import MappedReplay, MappedReplayConfig
 from dovetail.replay.reader import MappedReplayReader
 from dovetail.runs.assembly.base_policy import find_base
 from dovetail.runs.deployment import Deployment
+from dovetail.runs.deployment_request import apply_change, take_request
 from dovetail.runs.folder import RunFolder, read_events
+from dovetail.runs.rounds import Rounds
 from dovetail.weights.store import DiskWeightStore
 from support.chat_server import ChatServer
 from support.example_labels import labels
@@ -99,7 +102,10 @@ class EpisodeFolders(Format):
     name = "episodes"
 
     def make(self, folder: Path) -> None:
-        EpisodeLog(folder).commit(make_episode(id="e1", num_steps=3))
+        episode = make_episode(id="e1", num_steps=3)
+        changes = (PromptChange(step=1, prompt="pick"), PromptChange(step=2, prompt="place"))
+        (segment,) = episode.segments
+        EpisodeLog(folder).commit(replace(episode, segments=(replace(segment, prompt_changes=changes),)))
         EpisodeLog(folder).commit(make_episode(id="e2", num_steps=2, seed=1))
 
     def damage(self, folder: Path, data: st.DataObject) -> None:
@@ -655,6 +661,56 @@ class PolicyFiles(Format):
         in_turn(deployed, copied)
 
 
+class RunRecords(Format):
+    """Small files of a run: a request to its gate, rounds of distillation, their lineage, and changed settings."""
+
+    name = "run records"
+    _NAMES = ("deployment_request.json", "rounds.json", "lineage.json", "changes.json", "deployment.json")
+
+    def make(self, folder: Path) -> None:
+        save(load(["peg-insertion"]), folder)
+        run = RunFolder(folder, load(["peg-insertion"]))
+        policy = {"weights": str(folder / "weights" / "v00000001.json"), "expected_rate": 0.5}
+        made = {"env_steps": 100, "base": "first-base-1", "answer": "not worse", "successor": None}
+        lineage = {"run": "first", "config_hash": "abc", "base": "first-base-1", "base_version": 3}
+        for name, content in zip(
+            self._NAMES,
+            (
+                {"change": "roll back", "seen": policy["weights"], "by": "eva"},
+                {"due": {"env_steps": 200, "finished": False}, "made": [made]},
+                {**lineage, "round": 2, "num_distilled": 1},
+                {"settings": {"run.env_steps": 500}},
+                {"deployed": policy, "earlier": [policy], "candidate": None, "outcomes": [True]},
+            ),
+            strict=True,
+        ):
+            run.write_json(name, content)
+
+    def damage(self, folder: Path, data: st.DataObject) -> None:
+        path = folder / data.draw(st.sampled_from(self._NAMES))
+        if data.draw(st.booleans()):
+            path.write_bytes(mutate_bytes(data, path.read_bytes()))
+        else:
+            damage_json(path, data, indent=2)
+
+    def read(self, folder: Path) -> None:
+        run = RunFolder(folder, load(["peg-insertion"]))
+
+        def rounds() -> None:
+            found = Rounds(run)
+            assert found.env_steps >= 0 and isinstance(found.is_waiting, bool)
+            assert found.due_steps is None or found.due_steps + 1
+            found.end_round(10**6, finished=True)
+
+        def request() -> None:
+            deployment = Deployment.load(run)
+            take_request(run, lambda change, seen, by: apply_change(deployment, change, seen=seen, by=by))
+            assert not (folder / self._NAMES[0]).exists()
+
+        in_turn(rounds, request, lambda: _lineage(run), lambda: load_saved(folder, quiet=True))
+        list(read_events(folder, "deployment refused"))
+
+
 FORMATS: dict[str, Format] = {
     one.name: one
     for one in (
@@ -672,5 +728,6 @@ FORMATS: dict[str, Format] = {
         Messages(),
         SharedMemory(),
         PolicyFiles(),
+        RunRecords(),
     )
 }

@@ -21,10 +21,18 @@ from hypothesis import strategies as st
 
 from dovetail.core.errors import DovetailError
 from support.faults.shim import memory_folder
-from support.fuzz.formats import FORMATS
+from support.fuzz.formats import FORMATS, Format
 from support.fuzz.wire_formats import WIRE_FORMATS
 
 _MAX_MORE_BYTES = 256 << 20
+
+
+def _formats(name: str) -> dict[str, Format]:
+    if name == "published folders":  # its imports take seconds
+        from support.fuzz.published_formats import PUBLISHED_FORMATS
+
+        return PUBLISHED_FORMATS
+    return FORMATS | WIRE_FORMATS
 
 
 def limit_memory() -> None:
@@ -36,7 +44,7 @@ def limit_memory() -> None:
 
 
 def main(name: str, num_examples: int, start: int | None) -> None:
-    fmt = (FORMATS | WIRE_FORMATS)[name]
+    fmt = _formats(name)[name]
     counts = {"examples": 0, "refused": 0}
     profile = settings(
         max_examples=num_examples,

@@ -12,6 +12,7 @@ import numpy as np
 from dovetail.core.errors import StoreError
 from dovetail.core.types import Array, Episode, Labels
 from dovetail.episodes._frames import MAX_PIXELS
+from dovetail.episodes._image_stream import ImageStream
 
 __all__ = ["MAX_EPISODES", "check_info", "check_row", "check_values", "fill"]
 
@@ -88,12 +89,19 @@ def check_row(row: Mapping[str, Any], *, name: str) -> None:
             )
 
 
-def check_values(episode: Episode, labels: Labels | None, *, name: str) -> None:
-    """Raise StoreError if an episode to import has values that are not finite, or shapes that its robot does not have."""
-    robot = episode.robot
+def check_values(
+    episode: Episode, labels: Labels | None, *, name: str, streams: Mapping[str, ImageStream] | None = None
+) -> None:
+    """Raise StoreError if an episode to import has values that are not finite, or shapes that its robot does not have.
+
+    `streams` are the images of cameras that the episode lacks."""
+    robot, streams = episode.robot, streams or {}
     columns = {key: episode.column(key) for key in episode.segments[0].columns}
     columns |= {f"last observation '{key}'": value for key, value in episode.last_observation.values.items()}
     for key, spec in robot.observation.items():
+        if key in streams:
+            _check_shape(streams[key], (len(episode) + 1, *spec.shape), spec.dtype, f"{name}: images of '{key}'")
+            continue
         _check_shape(columns[f"observation/{key}"][0], spec.shape, spec.dtype, f"{name}: observation '{key}'")
         last = f"last observation '{key}'"
         _check_shape(columns[last], spec.shape, spec.dtype, f"{name}: {last}")
@@ -108,7 +116,7 @@ def check_values(episode: Episode, labels: Labels | None, *, name: str) -> None:
             raise StoreError(f"{name}: {key} contains NaN or infinity. Correct the dataset, then import it")
 
 
-def _check_shape(values: Array, shape: tuple[int, ...], dtype: str, what: str) -> None:
+def _check_shape(values: Array | ImageStream, shape: tuple[int, ...], dtype: str, what: str) -> None:
     if values.shape != shape or values.dtype != dtype:
         raise StoreError(f"{what} is {values.dtype}{list(values.shape)}, but should be {dtype}{list(shape)}")
 

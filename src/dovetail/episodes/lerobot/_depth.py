@@ -20,7 +20,7 @@ from dovetail.core.types import Array
 from dovetail.episodes._frames import ColorConverter, DistinctFrames, Layout, decode, encode
 from dovetail.episodes._image_memory import allocate_images
 
-__all__ = ["FOLDER", "depth_file", "read_depth", "write_depth"]
+__all__ = ["FOLDER", "depth_file", "read_depth", "stream_depth", "write_depth"]
 
 FOLDER = "dovetail/depth"
 _EPISODES_PER_FOLDER = 1000
@@ -39,19 +39,29 @@ def write_depth(path: Path, frames: Iterable[Array], spec: ArraySpec) -> Array:
     return np.array(distinct.index, np.int32)
 
 
-def read_depth(path: Path, index: Array | None, spec: ArraySpec, *, num_rows: int) -> Array:
-    """The frames [num_rows, H, W, 1]. Raises StoreError if the file, of any origin, does not have them."""
+def stream_depth(path: Path, index: Array | None, spec: ArraySpec, *, num_rows: int) -> Iterator[Array]:
+    """Yield the frames [H, W, 1] of all rows. Raises StoreError if the file, of any origin, does not have them."""
     if index is None or index.shape != (num_rows,) or index.dtype != np.int32 or not _is_valid(index):
         raise StoreError(f"{path}: the numbers of its frames are missing or not valid")
     converter, num_frames = ColorConverter(_layout(spec)), int(index[-1]) + 1
     try:
         with open_file(path) as file:
-            size = os.fstat(file.fileno()).st_size
-            frames = allocate_images(num_rows, spec.shape, spec.dtype, num_stored_bytes=size, name=str(path))
             for number, picture in enumerate(decode(file, num_frames=num_frames)):
-                frames[index == number] = converter.pixels(picture)
+                frame = converter.pixels(picture)
+                for _ in range(int((index == number).sum())):
+                    yield frame
     except (av.FFmpegError, OSError, ValueError, OverflowError) as error:
         raise StoreError(f"{path} cannot be decoded: {' '.join(str(error).split())[:200]}") from error
+
+
+def read_depth(path: Path, index: Array | None, spec: ArraySpec, *, num_rows: int) -> Array:
+    """The frames [num_rows, H, W, 1]."""
+    rows = stream_depth(path, index, spec, num_rows=num_rows)
+    with open_file(path) as file:
+        size = os.fstat(file.fileno()).st_size
+    frames = allocate_images(num_rows, spec.shape, spec.dtype, num_stored_bytes=size, name=str(path))
+    for number, frame in enumerate(rows):
+        frames[number] = frame
     return frames
 
 

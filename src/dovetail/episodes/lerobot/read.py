@@ -13,7 +13,8 @@ import io
 import json
 import os
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -39,9 +40,10 @@ from dovetail.core.types import (
 )
 from dovetail.episodes._frames import MAX_PIXELS
 from dovetail.episodes._image_memory import allocate_images
+from dovetail.episodes._image_stream import ImageStream
 from dovetail.episodes.ids import check_episode_id
 from dovetail.episodes.lerobot import _mapping, _rows, _tables
-from dovetail.episodes.lerobot._depth import depth_file, read_depth
+from dovetail.episodes.lerobot._depth import depth_file, read_depth, stream_depth
 from dovetail.episodes.lerobot._layout import EXPOSED, Layout
 from dovetail.episodes.lerobot._mapping import Mapped, Piece, RateMismatch
 from dovetail.episodes.lerobot._meta import Meta
@@ -145,16 +147,53 @@ class Dataset:
             kept = self._kept.row(index)
             return check_episode_id(str(kept["id"]) if kept else self._demo(index, self._table(index))["id"])
 
-    def episode(self, index: int) -> Episode:
-        """Return an episode.
+    def episode(self, index: int, *, images: bool = True) -> Episode:
+        """Return an episode; with `images=False`, without the cameras, which `image_streams` decodes.
 
         A foreign episode is a demonstration with operator `lerobot`. Its steps are by a person unless `is_intervention` is
         false. Foreign datasets do not contain the observation after the last action, so the last frame is used again.
         """
         with self._checked(index):
-            return self._episode(index)
+            return self._episode(index, images=images)
 
-    def _episode(self, index: int) -> Episode:
+    def image_streams(self, index: int) -> dict[str, ImageStream]:
+        """The images of each camera of an episode, decoded one by one whenever they are read."""
+        with self._checked(index):
+            return self._image_streams(index)
+
+    def _image_streams(self, index: int) -> dict[str, ImageStream]:
+        row, table = self._rows[index], self._table(index)
+        kept = self._kept.row(index)
+        arrays = _tables.unpack(kept["arrays"]) if kept else {}
+
+        def depth(piece: Piece) -> Iterator[Array]:
+            path, numbers = (
+                self._meta.root / depth_file(piece.feature, index),
+                arrays.get(f"depth/{piece.feature}"),
+            )
+            return stream_depth(path, numbers, piece.spec, num_rows=len(table) + 1)
+
+        def color(piece: Piece) -> Iterator[Array]:
+            frame: Array | None = None
+            for frame in self._checked_pictures(row, table, piece, num_frames=len(table) + (kept is not None)):
+                yield frame
+            if kept is None and frame is not None:  # foreign datasets lack the observation after the last action
+                yield frame
+
+        def checked(decode: Callable[[Piece], Iterator[Array]], piece: Piece) -> Iterator[Array]:
+            with self._checked(index):
+                yield from decode(piece)
+
+        return {
+            key: ImageStream(
+                shape=(len(table) + 1, *piece.spec.shape),
+                dtype=np.dtype(piece.spec.dtype),
+                decode=partial(checked, depth if self.is_ours and piece.spec.is_depth else color, piece),
+            )
+            for key, piece in self._mapped.pictures.items()
+        }
+
+    def _episode(self, index: int, *, images: bool) -> Episode:
         row, table = self._rows[index], self._table(index)
         kept = self._kept.row(index)
         arrays = _tables.unpack(kept["arrays"]) if kept else {}
@@ -166,7 +205,7 @@ class Dataset:
             facts, robot = self._demo(index, table), self.robot
             last_time_ns = int(columns["time_ns"][-1]) + round(NS_PER_S / self._meta.info["fps"])
         last = _under("last/", arrays) or {key: columns[f"observation/{key}"][-1] for key in self._mapped.numbers}
-        for key, piece in self._mapped.pictures.items():
+        for key, piece in self._mapped.pictures.items() if images else ():
             if self.is_ours and piece.spec.is_depth:
                 path = self._meta.root / depth_file(piece.feature, index)
                 frames = read_depth(
@@ -337,12 +376,20 @@ class Dataset:
 
     def _frames(self, row: Mapping[str, Any], table: pa.Table, piece: Piece, *, with_last: bool) -> Array:
         """Return frames [T, H, W, C], or [T + 1, ...] including the last observation's."""
-        height, width, channels = piece.spec.shape
         name, num_stored_bytes = self._stored_images(row, table, piece.feature)
         frames = allocate_images(
             len(table) + with_last, piece.spec.shape, "uint8", num_stored_bytes=num_stored_bytes, name=name
         )
-        for number, frame in enumerate(self._pictures(row, table, piece.feature, len(frames))):
+        for number, frame in enumerate(self._checked_pictures(row, table, piece, num_frames=len(frames))):
+            frames[number] = frame
+        return frames
+
+    def _checked_pictures(
+        self, row: Mapping[str, Any], table: pa.Table, piece: Piece, *, num_frames: int
+    ) -> Iterator[Array]:
+        """Yield images of the expected shape."""
+        height, width, channels = piece.spec.shape
+        for frame in self._pictures(row, table, piece.feature, num_frames):
             if (
                 frame.shape[0] < height
                 or frame.shape[1] < width
@@ -351,8 +398,7 @@ class Dataset:
                 raise StoreError(
                     f"{self._meta.root}: a frame of {piece.feature} is {list(frame.shape)}, not {list(piece.spec.shape)}"
                 )
-            frames[number] = frame[:height, :width, :channels]
-        return frames
+            yield frame[:height, :width, :channels]
 
     def _stored_images(self, row: Mapping[str, Any], table: pa.Table, feature: str) -> tuple[str, int]:
         """What contains the encoded images, and its size. One video may contain several episodes."""

@@ -2,46 +2,57 @@
 
 from __future__ import annotations
 
-import json
+import math
+import os
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from dovetail.core.errors import CheckpointError, UsageError, one_line
+from dovetail.core.disk import MAX_JSON_BYTES, open_file, parse_json
+from dovetail.core.errors import CheckpointError, StoreError, UsageError, one_line, shown
 from dovetail.core.types import Array
+from dovetail.policies.checkpoints.folder_files import check_size, find_file, read_json
 
-__all__ = ["WeightFiles", "check_file", "read_json", "tensors_of"]
+__all__ = ["WeightFiles", "check_file", "tensors_of"]
 
+_MAX_SMALL_BYTES = 16 << 20
+_LENGTH_BYTES = 8  # the length of the header, little-endian
+_TYPES = (
+    "F64",
+    "F32",
+    "F16",
+    "BF16",
+    "F8_E4M3",
+    "F8_E5M2",
+    "I64",
+    "I32",
+    "I16",
+    "I8",
+    "U64",
+    "U32",
+    "U16",
+    "U8",
+    "BOOL",
+)
 _INDEX = "model.safetensors.index.json"
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object. Raise CheckpointError for anything else."""
-    try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise CheckpointError(
-            f"{path} cannot be read as JSON ({one_line(error)}). Copy the folder again"
-        ) from error
-    if not isinstance(data, dict):
-        raise CheckpointError(f"{path} holds no JSON object. Copy the folder again")
-    return data
-
-
-def check_file(path: Path) -> None:
-    """Raise CheckpointError, with the file's name, for a file that is damaged or truncated."""
-    _shapes(path)
+def check_file(path: Path) -> Path:
+    """The regular file that `path` names. Raise CheckpointError, with its name, for a file that is damaged or truncated."""
+    found = find_file(path)
+    _shapes(path, found)
+    return found
 
 
 def tensors_of(path: Path) -> dict[str, Array]:
     """All tensors of a small file, float32."""
-    check_file(path)
-    with safe_open(path, framework="pt") as file:
+    check_size(find_file(path), max_bytes=_MAX_SMALL_BYTES)
+    with _opened(path, check_file(path)) as file:
         return {key: file.get_tensor(key).float().numpy() for key in file.keys()}  # noqa: SIM118 - no iterator
 
 
@@ -52,8 +63,10 @@ class WeightFiles:
         self._files = _find_files(folder)
         self.shapes: dict[str, tuple[int, ...]] = {}
         self._file_of: dict[str, Path] = {}
+        self._found: dict[Path, Path] = {}  # a path in the folder may be a link of Hugging Face's cache
         for path, expected in self._files.items():
-            shapes = _shapes(path)
+            self._found[path] = find_file(path)
+            shapes = _shapes(path, self._found[path])
             if missing := sorted(expected - shapes.keys()):
                 raise CheckpointError(
                     f"{path} lacks {_some(missing)}, which the index names. Copy the folder again"
@@ -65,7 +78,12 @@ class WeightFiles:
 
     @property
     def paths(self) -> tuple[Path, ...]:
-        return tuple(self._files)
+        """Regular files."""
+        return tuple(self._found.values())
+
+    @property
+    def num_values(self) -> int:
+        return sum(math.prod(shape) for shape in self.shapes.values())
 
     def read(self, keys: Iterable[str]) -> Iterator[tuple[str, Tensor]]:
         """Tensors on the CPU, mapped from their files, one after another."""
@@ -74,7 +92,7 @@ class WeightFiles:
             for key in keys:
                 path = self._file_of[key]
                 if path not in opened:
-                    opened[path] = stack.enter_context(safe_open(path, framework="pt"))
+                    opened[path] = stack.enter_context(_opened(path, self._found[path]))
                 yield key, opened[path].get_tensor(key)
 
 
@@ -101,22 +119,51 @@ def _find_files(folder: Path) -> Mapping[Path, frozenset[str]]:
     files: dict[Path, set[str]] = {}
     for key, name in names.items():
         if Path(name).name != name:  # a path could lead out of the folder
-            raise CheckpointError(f"{index} names the file '{name}', which is not a plain name in the folder")
+            raise CheckpointError(
+                f"{index} names the file '{shown(name)}', which is not a plain name in the folder"
+            )
         files.setdefault(folder / name, set()).add(key)
     if missing := sorted(path.name for path in files if not path.is_file()):
         raise CheckpointError(f"{folder} lacks {_some(missing)}, which {_INDEX} names. Copy the folder again")
     return {path: frozenset(keys) for path, keys in files.items()}
 
 
-def _shapes(path: Path) -> dict[str, tuple[int, ...]]:
+@contextmanager
+def _opened(path: Path, found: Path) -> Iterator[Any]:
     try:
-        with safe_open(path, framework="pt") as file:
-            return {key: tuple(file.get_slice(key).get_shape()) for key in file.keys()}  # noqa: SIM118 - no iterator
+        with safe_open(found, framework="pt") as file:
+            yield file
     except (SafetensorError, OSError) as error:
-        raise CheckpointError(
-            f"{path} is damaged or truncated ({one_line(error)}). Copy the file again"
-        ) from error
+        raise _damaged(path, one_line(error)) from error
+
+
+def _shapes(path: Path, found: Path) -> dict[str, tuple[int, ...]]:
+    _check_header(path, found)
+    with _opened(path, found) as file:
+        shapes = {key: tuple(file.get_slice(key).get_shape()) for key in file.keys()}  # noqa: SIM118 - no iterator
+    if empty := [key for key, shape in shapes.items() if len(shape) > 1 and 0 in shape]:
+        raise _damaged(path, f"'{shown(empty[0])}' has no numbers")  # its other axes could have any length
+    return shapes
+
+
+def _check_header(path: Path, found: Path) -> None:
+    """The library would accept a header of 100 MB, and holes of any size."""
+    try:
+        with open_file(found) as file:
+            length = int.from_bytes(file.read(_LENGTH_BYTES), "little")
+            if length > min(MAX_JSON_BYTES, os.fstat(file.fileno()).st_size):
+                raise _damaged(path, f"its header should have {length} bytes")
+            header = parse_json(file.read(length))
+        kinds = [facts["dtype"] for name, facts in header.items() if name != "__metadata__"]
+    except (StoreError, OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise _damaged(path, one_line(error)) from error
+    if unknown := [kind for kind in kinds if kind not in _TYPES]:
+        raise _damaged(path, f"numbers of type {shown(unknown[0])} are unknown here")
+
+
+def _damaged(path: Path, why: str) -> CheckpointError:
+    return CheckpointError(f"{path} is damaged or truncated ({shown(why, max_chars=300)}). Copy the file again")
 
 
 def _some(names: list[str]) -> str:
-    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+    return ", ".join(map(shown, names[:3])) + (f" and {len(names) - 3} more" if len(names) > 3 else "")

@@ -17,7 +17,14 @@ import numpy as np
 
 from dovetail.core.errors import CheckpointError, UsageError
 from dovetail.core.types import Array
-from dovetail.policies.checkpoints.weight_files import WeightFiles, read_json
+from dovetail.policies.checkpoints.folder_files import (
+    MAX_AXES,
+    MAX_CAMERAS,
+    MAX_IMAGE_SIDE,
+    clear_errors,
+    read_json,
+)
+from dovetail.policies.checkpoints.weight_files import WeightFiles
 from dovetail.policies.components import NORMALIZER
 from dovetail.policies.lerobot.options import POLICIES, network_settings
 from dovetail.policies.lerobot.statistics import read_statistics
@@ -56,9 +63,11 @@ class Folder:
 
     def component(self, name: str) -> Mapping[str, Array]:
         """The arrays of one component of our policy. Only this reads weights: a run with a copy does not need them."""
-        files = WeightFiles(self.path)
-        if name == NORMALIZER:
-            return self._normalizer(files)
+        with clear_errors(self.path):
+            files = WeightFiles(self.path)
+            return self._normalizer(files) if name == NORMALIZER else self._network(files, name)
+
+    def _network(self, files: WeightFiles, name: str) -> dict[str, Array]:
         prefix, images = _PREFIX[self.policy], _IMAGES[self.policy]
         found: dict[str, str] = {}  # our name: theirs
         for key in files.shapes:
@@ -89,6 +98,11 @@ def is_lerobot_folder(path: Path) -> bool:
 def open_folder(path: Path, *, policy: str | None = None) -> Folder:
     """Raise UsageError or CheckpointError, in one line, for a folder that is not a complete `policy`. None: act or
     diffusion, whichever it is."""
+    with clear_errors(path):
+        return _open(path, policy)
+
+
+def _open(path: Path, policy: str | None) -> Folder:
     if not (path / "config.json").is_file():
         what = "has no config.json" if path.is_dir() else "is not a folder"
         raise UsageError(f"policy.checkpoint: {path} {what}. Name LeRobot's folder with config.json")
@@ -98,24 +112,18 @@ def open_folder(path: Path, *, policy: str | None = None) -> Folder:
         wanted = " or ".join(POLICIES) if policy is None else policy
         what = f"a '{found}' policy" if isinstance(found, str) else "no policy of a known type"
         raise UsageError(f"{path} holds {what}, but LeRobot's '{wanted}' was expected")
-    try:
-        features = {
-            key: tuple(int(size) for size in feature["shape"])
-            for key, feature in {**config["input_features"], **config["output_features"]}.items()
-        }
-        return Folder(
-            path=path,
-            policy=str(found),
-            settings=network_settings(config, name=str(path)),
-            features=_checked(features, path),
-            modes=_modes(config, path),
-            uses_group_norm=bool(config.get("use_group_norm", False)),
-        )
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        what = f"{type(error).__name__}: {error}"
-        raise CheckpointError(
-            f"{path}/config.json is incomplete or contradicts itself ({what}). Copy the folder again"
-        ) from error
+    features = {
+        key: tuple(int(size) for size in feature["shape"])
+        for key, feature in {**config["input_features"], **config["output_features"]}.items()
+    }
+    return Folder(
+        path=path,
+        policy=str(found),
+        settings=network_settings(config, name=str(path)),
+        features=_checked(features, path),
+        modes=_modes(config, path),
+        uses_group_norm=bool(config.get("use_group_norm", False)),
+    )
 
 
 def feature_key(feature: str) -> str:
@@ -136,6 +144,13 @@ def _checked(features: dict[str, tuple[int, ...]], path: Path) -> dict[str, tupl
                 f"{path} has the feature '{key}' {list(shape)}, which is unknown here. Known are color images, "
                 f"{', '.join(vectors)}"
             )
+        limit = MAX_IMAGE_SIDE if is_image else MAX_AXES
+        if not all(1 <= size <= limit for size in shape):
+            raise CheckpointError(
+                f"{path} has the feature '{key}' {list(shape)}. Sizes from 1 to {limit} are allowed"
+            )
+    if (num := sum(len(shape) == 3 for shape in features.values())) > MAX_CAMERAS:
+        raise CheckpointError(f"{path} has {num} cameras. At most {MAX_CAMERAS} are allowed")
     if "action" not in features:
         raise CheckpointError(f"{path}/config.json has no output 'action'. Copy the folder again")
     return features

@@ -6,7 +6,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from dovetail.core.errors import UsageError
+from dovetail.core.errors import CheckpointError, UsageError, shown
+from dovetail.policies.checkpoints.folder_files import MAX_IMAGE_SIDE
 
 __all__ = ["POLICIES", "network_settings"]
 
@@ -39,6 +40,22 @@ _SETTINGS = {  # LeRobot's option: our setting
     },
 }
 POLICIES = tuple(_SETTINGS)
+
+_MAX_STAGES = 16
+_LIMITS = {  # of our settings
+    "horizon": 1000,
+    "num_observations": 100,
+    "num_encoder_layers": 100,
+    "num_decoder_layers": 100,
+    "num_style_layers": 100,
+    "num_train_steps": 10_000,
+    "num_denoising_steps": 10_000,
+    "num_keypoints": 10_000,
+    "time_features": 10_000,
+    "channels": 1 << 20,
+    "resize": MAX_IMAGE_SIDE,
+    "crop": MAX_IMAGE_SIDE,
+}
 
 _READ_BELOW = {
     "act": {"n_obs_steps", "replace_final_stride_with_dilation"},
@@ -90,12 +107,24 @@ def network_settings(config: Mapping[str, Any], *, name: str) -> dict[str, Any]:
     settings = {ours: config[theirs] for theirs, ours in _SETTINGS[kind].items()}
     settings["resnet"] = int(backbone.removeprefix("resnet"))
     if kind == "diffusion":
-        return settings | _denoising(config, name) | _images(config)
+        settings |= _denoising(config, name) | _images(config)
+    _check_limits(settings, name)
+    if kind == "diffusion":
+        return settings
     if config.get("replace_final_stride_with_dilation"):
         raise UsageError(f"{name} has replace_final_stride_with_dilation, which ResNet-18 and 34 do not support")
     if config.get("n_obs_steps", 1) != 1:
         raise UsageError(f"{name} has n_obs_steps={config['n_obs_steps']}, but ACT has no history")
     return settings
+
+
+def _check_limits(settings: Mapping[str, Any], name: str) -> None:
+    """Refuse what takes much memory or time without a weight. Other sizes are compared with the weights."""
+    for key, limit in _LIMITS.items():
+        value = settings.get(key)
+        numbers = value if isinstance(value, list | tuple) else [value]
+        if len(numbers) > _MAX_STAGES or any(isinstance(one, int | float) and not one <= limit for one in numbers):
+            raise CheckpointError(f"{name} has {key}={shown(value)}. At most {limit} is allowed")
 
 
 def _denoising(config: Mapping[str, Any], name: str) -> dict[str, Any]:

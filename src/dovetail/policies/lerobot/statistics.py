@@ -8,10 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from dovetail.core.errors import CheckpointError, UsageError
+from dovetail.core.errors import CheckpointError, UsageError, shown
 from dovetail.core.types import Array
+from dovetail.policies.checkpoints.folder_files import read_json
 from dovetail.policies.checkpoints.normalization import MODES, Normalization
-from dovetail.policies.checkpoints.weight_files import WeightFiles, read_json, tensors_of
+from dovetail.policies.checkpoints.weight_files import WeightFiles, tensors_of
 
 __all__ = ["read_statistics"]
 
@@ -86,9 +87,9 @@ def _stored(path: Path, file: str | None, feature: str) -> dict[str, Array]:
     if file is None:
         return {}
     if Path(file).name != file:
-        raise CheckpointError(f"{path} names the file '{file}', which is not a plain name in the folder")
+        raise CheckpointError(f"{path} names the file '{shown(file)}', which is not a plain name in the folder")
     if not (path / file).is_file():
-        raise CheckpointError(f"{path} lacks {file}, which its processor names. Copy the folder again")
+        raise CheckpointError(f"{path} lacks {shown(file)}, which its processor names. Copy the folder again")
     prefix = f"{feature}."
     tensors = tensors_of(path / file)
     return {

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import os
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from dovetail.core.errors import CheckpointError, UsageError, one_line
+from dovetail.core.errors import CheckpointError, UsageError, one_line, shown
 from dovetail.core.types import Array
-from dovetail.policies.checkpoints.weight_files import read_json
+from dovetail.policies.checkpoints.folder_files import check_size, find_file, read_json
 
 __all__ = ["PromptTokenizer", "clean_task"]
+
+_MAX_TOKENIZER_BYTES = 64 << 20  # PaliGemma's has 18 MB
 
 
 def clean_task(task: str) -> str:
@@ -34,7 +37,8 @@ class PromptTokenizer:
         hint = f"It is in the model '{origin}'"
         if not file.is_file():
             raise UsageError(f"no tokenizer: {file} does not exist. {hint}: set policy.tokenizer")
-        self._tokenizer = _read(file, hint)
+        # a file that the user named may be a link; one of a folder stays in it
+        self._tokenizer = _read(file, find_file(file) if path.is_dir() else Path(os.path.realpath(file)), hint)
         self._cuts_left = _cuts_left(file.with_name("tokenizer_config.json"))
         self._adds_special = bos is None
         self._first = [] if bos is None else [self._tokenizer.token_to_id(bos)]
@@ -65,15 +69,20 @@ class PromptTokenizer:
         return tokens, mask
 
 
-def _read(file: Path, hint: str) -> Any:
+def _read(file: Path, found: Path, hint: str) -> Any:
+    check_size(found, max_bytes=_MAX_TOKENIZER_BYTES)
     try:
         from tokenizers import Tokenizer
     except ImportError as error:
         raise UsageError("prompts need the package 'tokenizers': pip install 'dovetail[vlm]'") from error
     try:
-        tokenizer = Tokenizer.from_file(str(file))
-    except Exception as error:  # the package raises nothing more specific
-        raise CheckpointError(f"{file} is no tokenizer ({one_line(error)}). {hint}: copy it again") from error
+        tokenizer = Tokenizer.from_file(str(found))
+    except BaseException as error:  # the package raises nothing more specific, and a panic of Rust is no Exception
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
+        raise CheckpointError(
+            f"{file} is no tokenizer ({shown(one_line(error), max_chars=300)}). {hint}: copy it again"
+        ) from error
     tokenizer.no_truncation()  # a file may keep the lengths of its last use
     tokenizer.no_padding()
     return tokenizer

@@ -13,6 +13,7 @@ from dovetail.core.errors import StoreError, UsageError
 from dovetail.core.frozen_base import base_reference, check_base, referenced_base
 from dovetail.core.types import Array
 from dovetail.policies.arrays import fill_module, stage_module, to_numpy
+from dovetail.policies.checkpoints.folder_files import find_file
 from dovetail.policies.vla.checkpoints.checkpoint import Checkpoint
 from dovetail.policies.vla.family import FlowNetwork, NetworkPart
 from dovetail.policies.vla.lora import Lora
@@ -76,7 +77,7 @@ class TrainedWeights:
         if not self._digest:
             paths = list(self._checkpoint.files.paths)
             if self._checkpoint.adapter is not None:
-                paths += sorted(self._checkpoint.adapter.folder.glob("*.safetensors"))
+                paths += map(find_file, sorted(self._checkpoint.adapter.folder.glob("*.safetensors")))
             digest = hashlib.sha256()
             for path in paths:
                 with path.open("rb") as file:

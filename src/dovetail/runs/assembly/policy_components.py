@@ -17,13 +17,14 @@ from dovetail.core.abilities import ConfiguresDevice, ConfiguresEmbedding, Confi
 from dovetail.core.bfloat16 import BFLOAT16, from_bfloat16
 from dovetail.core.contracts import Policy
 from dovetail.core.disk import read_file, write_atomic
-from dovetail.core.errors import StoreError, UsageError, did_you_mean
+from dovetail.core.errors import StoreError, UsageError, did_you_mean, one_line, shown
 from dovetail.core.frozen_base import referenced_base
 from dovetail.core.proposals import without_proposal
 from dovetail.core.specs import RobotSpec
 from dovetail.core.tensor_files import read_tensors, tensor_blocks
 from dovetail.core.types import Array, WeightSnapshot
 from dovetail.policies.components import NetworkPolicyConfig
+from dovetail.policies.lerobot.settings import LeRobotPolicyConfig
 from dovetail.policies.remote.trained import TrainedRemotePolicy
 from dovetail.policies.remote.weights import new_run_id
 from dovetail.policies.vla.settings import MODEL, UserModelConfig, VlaConfig
@@ -87,7 +88,10 @@ def build_policy(section: PluginSection, *, robot: RobotSpec, seed: int, compone
             return read_tensors(copy)
         return read_component(Path(source), name)
 
-    policy = section.build(robot=robot, seed=seed, **_base_handle(section, robot, seed, components))
+    handle = _base_handle(section, robot, seed, components)
+    if isinstance(section.config, LeRobotPolicyConfig) and section.config.checkpoint is not None:
+        _check_folder_size(section, section.config, robot=robot, components=components)
+    policy = section.build(robot=robot, seed=seed, **handle)
     if isinstance(section.config, NetworkPolicyConfig) and section.config.normalization:
         policy.set_normalization(section.config.normalization)
     if isinstance(policy, _HasComponents):
@@ -144,8 +148,6 @@ def check_size(
     """Raise StoreError if a policy is far larger than the weights that it shall load, before memory is allocated for it.
 
     The config of a run folder may come from an untrusted source."""
-    import torch
-
     # code of the user, which need not work without memory, or a published folder, which decides its sizes itself
     if isinstance(section.config, UserModelConfig | VlaConfig):
         return
@@ -154,11 +156,9 @@ def check_size(
         arm = without_proposal(robot)
         check_size(base.section, robot=arm, snapshot=weights, components=base.components)
     handle = _base_handle(section, robot, 0, components)
-    with torch.device("meta"):  # shapes only
-        policy = section.build(robot=robot, seed=0, **handle)
-    if not isinstance(policy, HasTorchComponents):
+    needed = _parameter_bytes(section, robot, handle)
+    if needed is None:
         return
-    needed = sum(p.numel() * p.element_size() for part in policy.components.values() for p in part.parameters())
     sizes = {name: sum(array.nbytes for array in arrays.values()) for name, arrays in snapshot.components.items()}
     for copy in (
         components.glob("*.safetensors") if components is not None else ()
@@ -170,6 +170,39 @@ def check_size(
         raise StoreError(
             f"policy '{section.type}' has {needed >> 20} MB of parameters, but its weights have {stored >> 20} MB: the "
             "config does not belong to them"
+        )
+
+
+def _parameter_bytes(section: PluginSection, robot: RobotSpec, handle: Mapping[str, Any]) -> int | None:
+    """Of a policy's networks, without memory for them. None for a policy without torch."""
+    import torch
+
+    try:
+        with torch.device("meta"):  # shapes only
+            policy = section.build(robot=robot, seed=0, **handle)
+    except (RuntimeError, OverflowError) as error:  # a size that no memory has
+        raise StoreError(f"policy '{section.type}' is too large: {shown(one_line(error))}") from error
+    if not isinstance(policy, HasTorchComponents):
+        return None
+    return sum(p.numel() * p.element_size() for part in policy.components.values() for p in part.parameters())
+
+
+def _check_folder_size(
+    section: PluginSection, config: LeRobotPolicyConfig, *, robot: RobotSpec, components: Path | None
+) -> None:
+    """Raise StoreError if the config of a published folder describes a far larger network than its weights."""
+    from dovetail.policies.checkpoints.weight_files import WeightFiles  # torch comes with it
+
+    needed = _parameter_bytes(section, robot, {})
+    if needed is None or needed <= _MAX_EXTRA_BYTES:
+        return
+    folder = Path(config.checkpoint or "").expanduser()
+    copies = [] if components is None else [path.stat().st_size for path in components.glob("*.safetensors")]
+    stored = sum(copies) or 4 * WeightFiles(folder).num_values  # a copy has float32
+    if needed > 2 * stored + _MAX_EXTRA_BYTES:
+        raise StoreError(
+            f"{folder}/config.json describes {needed >> 20} MB of parameters, but the weights have {stored >> 20} MB. "
+            "Copy the folder again"
         )
 
 
@@ -263,7 +296,7 @@ def _read_component(path: Path, name: str) -> Mapping[str, Array]:
     if path.suffix in (".pkl", ".pickle", ".json") and name == "normalizer":
         from dovetail.policies.statistics_files import read_statistics  # torch comes with it
 
-        return read_statistics(read_file(path), name=str(path))
+        return read_statistics(read_file(path, max_bytes=_MAX_EXTRA_BYTES), name=str(path))
     raise UsageError(
         f"{where}: {path} is not a file of weights: expected .safetensors, .pth or .pt"
         + (", .pkl or .json" if name == "normalizer" else "")

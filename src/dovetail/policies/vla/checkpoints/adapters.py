@@ -14,12 +14,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from dovetail.core.errors import CheckpointError, UsageError
-from dovetail.policies.checkpoints.weight_files import check_file, read_json
+from dovetail.core.errors import CheckpointError, UsageError, shown
+from dovetail.policies.checkpoints.folder_files import read_json
+from dovetail.policies.checkpoints.weight_files import check_file
 from dovetail.policies.vla.lora import Lora, Place, Update
 
 __all__ = ["CONFIG", "Adapter", "read_adapter", "write_adapter"]
@@ -85,10 +85,10 @@ def read_adapter(folder: Path) -> Adapter:
             raise UsageError(
                 f"{folder}/{CONFIG} has {key}={config[key]}, which is unknown here. Only {expected} is"
             )
-    check_file(folder / _WEIGHTS)
+    weights = check_file(folder / _WEIGHTS)
     pairs: dict[str, dict[str, Tensor]] = {}
     whole: dict[str, Tensor] = {}
-    for key, value in load_file(folder / _WEIGHTS).items():
+    for key, value in load_file(weights).items():
         if not value.isfinite().all():
             raise CheckpointError(f"{folder}: '{key}' holds numbers that are not finite. Copy the folder again")
         name = key.removeprefix(_PREFIX)
@@ -148,6 +148,6 @@ def write_adapter(folder: Path, lora: Lora, *, base: str) -> None:
 
 def _alpha(config: Mapping[str, Any], folder: Path) -> float:
     alpha = config.get("lora_alpha")
-    if not isinstance(alpha, int | float) or not torch.tensor(float(alpha)).isfinite():
-        raise CheckpointError(f"{folder}/{CONFIG} has lora_alpha={alpha}, which should be a number")
+    if not isinstance(alpha, int | float) or abs(alpha) > 1e9 or alpha != alpha:
+        raise CheckpointError(f"{folder}/{CONFIG} has lora_alpha={shown(alpha)}, which should be a number")
     return float(alpha)

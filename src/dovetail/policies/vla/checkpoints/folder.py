@@ -11,8 +11,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from dovetail.core.errors import CheckpointError, UsageError
-from dovetail.policies.checkpoints.weight_files import WeightFiles, read_json
+from dovetail.core.errors import UsageError
+from dovetail.policies.checkpoints.folder_files import clear_errors, read_json
+from dovetail.policies.checkpoints.weight_files import WeightFiles
 from dovetail.policies.vla.checkpoints import lerobot_folder, openpi_folder, transformers_folder
 from dovetail.policies.vla.checkpoints.adapters import CONFIG, read_adapter
 from dovetail.policies.vla.checkpoints.checkpoint import Checkpoint
@@ -38,6 +39,11 @@ def open_checkpoint(
     Without a family, the folder decides. `stats` is a file with statistics, which replace those of the folder. `adapter` is
     a folder of PEFT; one beside the weights is used too. LeRobot's adapter folders have the config and the statistics of
     their training, which replace those of the base model."""
+    with clear_errors(folder):
+        return _open(folder, family, stats=stats, adapter=adapter)
+
+
+def _open(folder: Path, family: Family | None, *, stats: Path | None, adapter: Path | None) -> Checkpoint:
     if not folder.is_dir():
         raise UsageError(f"policy.checkpoint: {folder} is not a folder. Name the folder with config.json")
     if (folder / "params").is_dir() and not (folder / "config.json").is_file():
@@ -60,16 +66,10 @@ def open_checkpoint(
     if adapter is None and (folder / CONFIG).is_file():
         adapter = folder
     trained = adapter if adapter is not None and (adapter / "config.json").is_file() else folder
-    try:
-        if trained != folder:
-            config = read_json(trained / "config.json")
-            format_, name = _described(trained, config, found)
-        checkpoint = replace(_READERS[format_](trained, config, files, found), folder=folder)
-    except (KeyError, TypeError, IndexError, ValueError) as error:
-        what = f"{type(error).__name__}: {error}"
-        raise CheckpointError(
-            f"{folder}/config.json is incomplete or contradicts itself ({what}). Copy the folder again"
-        ) from error
+    if trained != folder:
+        config = read_json(trained / "config.json")
+        format_, name = _described(trained, config, found)
+    checkpoint = replace(_READERS[format_](trained, config, files, found), folder=folder)
     if adapter is not None:
         checkpoint = replace(checkpoint, adapter=read_adapter(adapter))
     if stats is not None:

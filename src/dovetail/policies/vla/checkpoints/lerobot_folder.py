@@ -9,11 +9,12 @@ from typing import Any
 
 import numpy as np
 
-from dovetail.core.errors import CheckpointError, UsageError
+from dovetail.core.errors import CheckpointError, UsageError, shown
 from dovetail.core.types import Array
 from dovetail.policies.checkpoints.axes import camera_name
+from dovetail.policies.checkpoints.folder_files import MAX_AXES, MAX_CAMERAS, read_json
 from dovetail.policies.checkpoints.normalization import Normalization
-from dovetail.policies.checkpoints.weight_files import WeightFiles, read_json, tensors_of
+from dovetail.policies.checkpoints.weight_files import WeightFiles, tensors_of
 from dovetail.policies.vla.checkpoints.checkpoint import Checkpoint
 from dovetail.policies.vla.family import Family
 
@@ -51,6 +52,9 @@ def open_folder(folder: Path, config: Mapping[str, Any], files: WeightFiles, fam
     relative = before.get("relative_actions_processor", {})
     if relative.get("se3_pose_groups"):
         raise UsageError(f"{folder} has actions relative in SE(3) (se3_pose_groups), which are unknown here")
+    cameras = tuple(camera_name(key) for key, of in config["input_features"].items() if of["type"] == "VISUAL")
+    if len(cameras) > MAX_CAMERAS:
+        raise CheckpointError(f"{folder} has {len(cameras)} cameras. At most {MAX_CAMERAS} are allowed")
     names = relative.get("action_names") or config.get("action_feature_names") or ()
     return Checkpoint(
         folder=folder,
@@ -58,7 +62,7 @@ def open_folder(folder: Path, config: Mapping[str, Any], files: WeightFiles, fam
         format="LeRobot",
         layout=layout,
         files=files,
-        cameras=tuple(camera_name(key) for key, of in config["input_features"].items() if of["type"] == "VISUAL"),
+        cameras=cameras,
         max_absent_cameras=None if family.masks_any_camera else int(config.get("empty_cameras", 0)),
         state=_normalization(folder, files, normalizer, STATE, modes["STATE"], config),
         action=_normalization(folder, files, unnormalizer, ACTION, modes["ACTION"], config),
@@ -104,6 +108,8 @@ def _normalization(
     """None if the folder has no statistics of this feature."""
     features = {**config["input_features"], **config["output_features"]}
     size = int(features[feature]["shape"][0]) if feature in features else 0
+    if not 0 <= size <= MAX_AXES:
+        raise CheckpointError(f"{folder}/config.json has {size} axes of {feature}. At most {MAX_AXES} are allowed")
     if mode == "IDENTITY":
         return Normalization.identity(size)
     name, epsilon = f"{folder}: statistics of {feature}", 1e-8
@@ -125,9 +131,9 @@ def _stored(folder: Path, file: str | None, feature: str) -> dict[str, Array]:
     if file is None:
         return {}
     if Path(file).name != file:
-        raise CheckpointError(f"{folder} names the file '{file}', which is not a plain name in the folder")
+        raise CheckpointError(f"{folder} names the file '{shown(file)}', which is not a plain name in the folder")
     if not (folder / file).is_file():
-        raise CheckpointError(f"{folder} lacks {file}, which its processor names. Copy the folder again")
+        raise CheckpointError(f"{folder} lacks {shown(file)}, which its processor names. Copy the folder again")
     prefix = f"{feature}."
     tensors = tensors_of(folder / file)
     return {key.removeprefix(prefix): value for key, value in tensors.items() if key.startswith(prefix)}

@@ -19,6 +19,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from dovetail.core.errors import UsageError
+from dovetail.policies.checkpoints.folder_files import find_file
 from dovetail.policies.checkpoints.normalization import Normalization
 from dovetail.policies.vla.checkpoints.checkpoint import Checkpoint
 from dovetail.policies.vla.checkpoints.lerobot_folder import ACTION, IMAGES, POSTPROCESSOR, PREPROCESSOR, STATE
@@ -54,7 +55,7 @@ def write_lerobot(folder: Path, checkpoint: Checkpoint, *, changed: Mapping[str,
         _write_json(folder / name, {"name": name.removesuffix(".json"), "steps": steps})
     for tokenizer in ("tokenizer.json", "tokenizer_config.json"):
         if (checkpoint.folder / tokenizer).is_file():
-            shutil.copyfile(checkpoint.folder / tokenizer, folder / tokenizer)
+            shutil.copyfile(find_file(checkpoint.folder / tokenizer), folder / tokenizer)
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from dovetail.core.errors import CheckpointError
+from dovetail.core.errors import CheckpointError, one_line, shown
 from dovetail.policies.checkpoints.weight_files import WeightFiles
 from dovetail.policies.vla.family import Family, FlowNetwork, Layout
 
@@ -21,8 +21,13 @@ def load_network(
     dtype: torch.dtype,
 ) -> FlowNetwork:
     """Raise CheckpointError, with names, for missing or unexpected tensors and for other shapes. `name` is the folder's."""
-    with torch.device("meta"):  # shapes only
-        network = family.network(layout.sizes)
+    try:
+        with torch.device("meta"):  # shapes only
+            network = family.network(layout.sizes)
+    except (RuntimeError, ValueError, ArithmeticError) as error:
+        raise CheckpointError(
+            f"{name} describes no network ({shown(one_line(error))}). Copy the folder again"
+        ) from error
     _check(files, layout, network, name=name, model=family.name)
     network = network.to(dtype).to_empty(device=device).requires_grad_(False).eval()
     parameters, filled = dict(network.named_parameters()), set()
@@ -45,9 +50,9 @@ def _check(files: WeightFiles, layout: Layout, network: FlowNetwork, *, name: st
     unexpected = {key for key in files.shapes.keys() - needed if not layout.is_unused(key)}
     for what, keys in (("lacks", needed - files.shapes.keys()), ("has unexpected", unexpected)):
         if keys:
-            shown, rest = sorted(keys)[:3], len(keys) - 3
+            names, rest = [shown(key) for key in sorted(keys)[:3]], len(keys) - 3
             more = f" and {rest} more" if rest > 0 else ""
-            raise CheckpointError(f"{name} {what} {', '.join(shown)}{more}: it does not hold a complete {model}")
+            raise CheckpointError(f"{name} {what} {', '.join(names)}{more}: it does not hold a complete {model}")
     for ours, parameter in network.named_parameters():
         shapes = [files.shapes[key] for key in sources[ours]]
         joined = (sum(shape[0] for shape in shapes), *shapes[0][1:]) if shapes[0] else ()

@@ -9,7 +9,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from dovetail.policies.checkpoints.weight_files import WeightFiles, read_json
+from dovetail.policies.checkpoints.folder_files import read_json
+from dovetail.policies.checkpoints.weight_files import WeightFiles
 from dovetail.policies.vla.checkpoints.checkpoint import Checkpoint
 from dovetail.policies.vla.checkpoints.statistics import openpi_statistics
 from dovetail.policies.vla.family import Family
@@ -19,9 +20,11 @@ __all__ = ["open_folder"]
 
 def open_folder(folder: Path, config: Mapping[str, Any], files: WeightFiles, family: Family) -> Checkpoint:
     state, action = None, None
-    assets = sorted((folder / "assets").glob("**/norm_stats.json"))
+    # a link could lead to a folder of any size
+    assets = [] if (folder / "assets").is_symlink() else sorted((folder / "assets").glob("**/norm_stats.json"))
     if len(assets) == 1:
-        state, action = openpi_statistics(read_json(assets[0]), family.mode, name=str(assets[0]))
+        data = read_json(assets[0], root=folder)
+        state, action = openpi_statistics(data, family.mode, name=str(assets[0]))
     return Checkpoint(
         folder=folder,
         family=family,

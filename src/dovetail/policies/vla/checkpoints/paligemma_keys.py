@@ -11,6 +11,7 @@ from typing import Any
 
 from dovetail.core.errors import CheckpointError
 from dovetail.policies.vla.checkpoints.keys import KeyLayout, parameter_sources
+from dovetail.policies.vla.checkpoints.size_limits import check_sizes
 from dovetail.policies.vla.family import Layout
 from dovetail.policies.vla.networks.sizes import GemmaSizes, Pi0Sizes, VisionSizes
 
@@ -92,7 +93,7 @@ def shared_keys(shapes: Mapping[str, Any], *, prefix: str) -> KeyLayout:
 
 
 def _sizes_from_shapes(
-    shapes: _Shapes, keys: KeyLayout, model: type[Pi0Sizes], *, folder: object, **others: Any
+    shapes: _Shapes, keys: KeyLayout, model: type[Pi0Sizes], *, folder: Path, **others: Any
 ) -> Pi0Sizes:
     """`others` are the sizes that only a config has."""
 
@@ -125,7 +126,9 @@ def _sizes_from_shapes(
         patch_size=patch_size,
     )
     vocabulary = shape(keys.embedding)[0]
-    return model(vision=vision, text=gemma(keys.text), expert=gemma(keys.expert), vocabulary=vocabulary, **others)
+    sizes = model(vision=vision, text=gemma(keys.text), expert=gemma(keys.expert), vocabulary=vocabulary, **others)
+    check_sizes(folder, sizes, shapes)
+    return sizes
 
 
 def count_layers(shapes: Mapping[str, Any], prefix: str) -> int:

@@ -11,6 +11,7 @@ from typing import Any
 from dovetail.core.errors import CheckpointError, UsageError
 from dovetail.policies.vla.checkpoints.keys import Pairs, linear_sources, vision_sources
 from dovetail.policies.vla.checkpoints.paligemma_keys import STATISTICS, count_layers
+from dovetail.policies.vla.checkpoints.size_limits import check_sizes
 from dovetail.policies.vla.family import Layout
 from dovetail.policies.vla.networks.sizes import GemmaSizes, SmolVLASizes, VisionSizes
 
@@ -34,6 +35,7 @@ def lerobot_layout(folder: Path, config: Mapping[str, Any], shapes: _Shapes) -> 
         if config.get(name):
             raise UsageError(f"{folder} has {name}=true, which is unknown here. Use a checkpoint without it")
     sizes = _sizes(folder, config, shapes)
+    check_sizes(folder, sizes, shapes)
     _check_config(folder, config, sizes)
     return Layout(
         sizes=sizes,

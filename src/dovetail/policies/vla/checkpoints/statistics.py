@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -10,8 +11,8 @@ import numpy as np
 
 from dovetail.core.errors import CheckpointError, UsageError
 from dovetail.core.types import Array
+from dovetail.policies.checkpoints.folder_files import read_json
 from dovetail.policies.checkpoints.normalization import Normalization
-from dovetail.policies.checkpoints.weight_files import read_json
 from dovetail.policies.vla.checkpoints.checkpoint import Checkpoint
 
 __all__ = ["openpi_statistics", "read_statistics"]
@@ -21,7 +22,7 @@ def read_statistics(path: Path, checkpoint: Checkpoint) -> tuple[Normalization, 
     """Normalization of state and action, in the modes of the checkpoint."""
     if not path.is_file():
         raise UsageError(f"policy.stats: {path} is not a file. Name a stats.json or norm_stats.json")
-    data = read_json(path)
+    data = read_json(Path(os.path.realpath(path)))  # the user named it
     if "norm_stats" in data:
         return openpi_statistics(data, checkpoint.state_mode, name=str(path))
     found = []
@@ -51,5 +52,5 @@ def openpi_statistics(data: Mapping[str, Any], mode: str, *, name: str) -> tuple
 def _arrays(statistics: Mapping[str, Any], *, name: str) -> dict[str, Array]:
     try:
         return {key: np.asarray(value, np.float32) for key, value in statistics.items() if value is not None}
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, OverflowError) as error:
         raise CheckpointError(f"{name} holds statistics that are not numbers") from error

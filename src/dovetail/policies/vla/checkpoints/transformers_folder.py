@@ -11,6 +11,7 @@ from dovetail.policies.checkpoints.weight_files import WeightFiles
 from dovetail.policies.vla.checkpoints.checkpoint import Checkpoint
 from dovetail.policies.vla.checkpoints.keys import KeyLayout, parameter_sources
 from dovetail.policies.vla.checkpoints.paligemma_keys import shared_keys
+from dovetail.policies.vla.checkpoints.size_limits import check_sizes
 from dovetail.policies.vla.family import Family, Layout
 from dovetail.policies.vla.networks.sizes import GemmaSizes, Pi0Sizes, VisionSizes
 
@@ -52,6 +53,7 @@ def transformers_layout(
     is_saved = any(key.startswith("paligemma_with_expert.") for key in shapes)
     keys = shared_keys(shapes, prefix="") if is_saved else KEYS
     sizes = sizes_of(config)
+    check_sizes(folder, sizes, shapes)
     return Layout(sizes=sizes, sources=parameter_sources(sizes, keys), is_unused=keys.is_unused)
 
 

@@ -1,0 +1,60 @@
+"""Folders with published weights, as `dovetail serve FOLDER` and `policy.checkpoint` read them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import torch
+from hypothesis import strategies as st
+
+from dovetail.config.schema import PluginSection
+from dovetail.policies.published import describe
+from dovetail.policies.vla.acting import ActingVla
+from dovetail.runs.assembly.policy_components import build_policy
+from hostile.published_cases import WRITERS
+from support.fuzz.formats import Format, damage_safetensors, in_turn
+from support.fuzz.mutate import mutate_bytes, mutate_json
+
+__all__ = ["PUBLISHED_FORMATS"]
+
+_KINDS = ("pi0", "openpi", "smolvla", "act")
+
+
+class PublishedFolders(Format):
+    """Small models; a sample damages one of them, and only that one is read."""
+
+    name = "published folders"
+    _damaged = "pi0"
+
+    def make(self, folder: Path) -> None:
+        torch.set_num_threads(1)
+        for kind in _KINDS:
+            WRITERS[kind](folder / kind)
+
+    def damage(self, folder: Path, data: st.DataObject) -> None:
+        self._damaged = data.draw(st.sampled_from(_KINDS))
+        files = sorted(path for path in (folder / self._damaged).rglob("*") if path.is_file())
+        path = data.draw(st.sampled_from([*files, folder / self._damaged / "config.json"]))
+        content = path.read_bytes()
+        if path.suffix == ".safetensors":
+            path.write_bytes(damage_safetensors(content, data))
+        elif data.draw(st.booleans()):
+            path.write_bytes(mutate_bytes(data, content))
+        else:
+            path.write_text(json.dumps(mutate_json(data, json.loads(content))))
+
+    def read(self, folder: Path) -> None:
+        def load(kind: str) -> None:
+            found = describe(folder / kind)
+            section = PluginSection.parse("policy", found.section)
+            policy = build_policy(section, robot=found.robot, seed=0)
+            assert policy.spec.action.shape == found.robot.action.shape
+            if isinstance(policy, ActingVla):
+                assert policy.network is not None  # loads the weights
+                assert policy._tokenizer is not None
+
+        in_turn(lambda: load(self._damaged))
+
+
+PUBLISHED_FORMATS: dict[str, Format] = {PublishedFolders.name: PublishedFolders()}
