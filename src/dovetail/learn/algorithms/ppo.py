@@ -99,15 +99,10 @@ class PPO(Descent):
 
     def __init__(self, config: PPOConfig, *, policy: TrainablePolicy, seed: int = 0) -> None:
         spec = policy.spec
-        if isinstance(policy, ExplainsAbilities):
-            if why := policy.why_not(ValuedPolicy):
-                raise UsageError(
-                    f"algorithm 'ppo' cannot train policy '{spec.name}': {why}. Add it to the class (docs/vla.md)"
-                )
-            if spec.horizon > 1:
-                raise UsageError(
-                    f"algorithm 'ppo' learns single actions of policy '{spec.name}'. Set policy.horizon=1"
-                )
+        if isinstance(policy, ExplainsAbilities) and (why := policy.why_not(ValuedPolicy)):
+            raise UsageError(
+                f"algorithm 'ppo' cannot train policy '{spec.name}': {why}. Add it to the class (docs/vla.md)"
+            )
         if not isinstance(policy, ValuedPolicy):
             raise UsageError(
                 f"algorithm 'ppo' needs a policy with a value and a log-density, not '{spec.name}'. Use policy "
