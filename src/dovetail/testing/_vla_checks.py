@@ -35,10 +35,10 @@ def check_model(config: UserModelConfig, *, robot: RobotSpec, seed: int) -> froz
     rng = np.random.default_rng(seed)
     _check_weights(policy, make(seed + 1), snapshot, rng)
     found = {"act"}
-    if isinstance(policy, TrainablePolicy) and not policy.why_not(TrainablePolicy):
+    if not policy.why_not(TrainablePolicy):
         _check_imitation(policy, rng)
         found.add("imitate")
-    if isinstance(policy, ValuedPolicy) and not policy.why_not(ValuedPolicy):
+    if not policy.why_not(ValuedPolicy):
         _check_density(policy, rng)
         found.add("ppo")
     return frozenset(found)

@@ -28,6 +28,7 @@ class SAC(SACFamily, OwnOptimizers):
 
     Config: ClassVar[type[SACConfig]] = SACConfig
     name: ClassVar[str] = "sac"
+    _config: SACConfig
 
     def __init__(self, config: SACConfig, *, policy: TrainablePolicy, seed: int = 0) -> None:
         super().__init__(config, policy=policy, target_entropy=-0.5 * num_action_dims(policy), seed=seed)
