@@ -38,7 +38,11 @@ def make(tmp_path, monkeypatch):
 
     def make(name, recipe, *, family="pi0", resume=False, **settings):
         path, model = tmp_path / name, tmp_path / family
-        more = [] if family == "pi0" else [POLICY.format(family=family, model=model, camera=SMALL_VLAS[family].camera)]
+        more = (
+            []
+            if family == "pi0"
+            else [POLICY.format(family=family, model=model, camera=SMALL_VLAS[family].camera)]
+        )
         if more and not model.exists():
             write_small_vla(family, model, horizon=8)
         folder = RunFolder.open(path) if resume else RunFolder.create(path, load([recipe], [*SHORT, *more]))
