@@ -9,15 +9,21 @@ from pydantic import ValidationError
 
 from dovetail.config.schema import OptimizerConfig
 from dovetail.core.errors import UsageError
+from dovetail.learn.algorithms.dsrl import DSRL, DSRLConfig
 from dovetail.learn.algorithms.hg_dagger import HGDAgger, HGDAggerConfig
 from dovetail.learn.algorithms.imitation import Imitation, ImitationConfig
 from dovetail.learn.algorithms.ppo import PPO, PPOConfig
+from dovetail.learn.algorithms.sac import SAC, SACConfig
 from dovetail.learn.batches import batch_arrays
 from dovetail.learn.schedules import lr_factor
 from dovetail.learn.setup import set_up
 from dovetail.policies.actor_critic import ActorCritic, ActorCriticConfig
 from dovetail.policies.flows.flow import Flow, FlowConfig
+from dovetail.policies.flows.steered_flow import SteeredFlow, SteeredFlowConfig
+from dovetail.policies.gaussian_mlp import GaussianMLP, GaussianMLPConfig
 from dovetail.testing import check_algorithm
+from dovetail.testing.algorithms import random_batch
+from support.small_algorithms import rollout
 
 SMALL = {"horizon": 3, "hidden": 16, "num_layers": 1, "num_flow_steps": 2, "prompt_features": 4}
 
@@ -131,9 +137,119 @@ def test_corrections_too(robot):
 def test_unknown_component_and_other_algorithms_are_refused(robot):
     with pytest.raises(UsageError, match="policy 'flow' has no component 'critic'"):
         make(robot, {"critic": {}})
-    ppo = PPO(PPOConfig(), policy=ActorCritic(ActorCriticConfig(), robot=robot))
-    with pytest.raises(UsageError, match="'ppo' has learning rates of its own"):
-        set_up(ppo, name="ppo", optimizers={"actor": OptimizerConfig()})
+    with pytest.raises(UsageError, match="policy 'actor_critic' has no component 'text'"):
+        ppo(robot, {"text": {}})
+    with pytest.raises(UsageError, match=r"algorithm 'sac' trains no 'text'\. It trains critic, actor, alpha"):
+        soft(robot, {"text": {}})
+
+
+class Unconfigurable:
+    """An algorithm of somebody else."""
+
+
+def test_algorithm_without_own_optimizers_is_refused():
+    with pytest.raises(UsageError, match=r"is not for algorithm 'mine', .* set algorithm\.lr"):
+        set_up(Unconfigurable(), name="mine", optimizers={"actor": OptimizerConfig()})
+
+
+# ---- ppo
+
+
+def ppo(robot, optimizers, **config):
+    policy = ActorCritic(ActorCriticConfig(hidden=(8,), value_hidden=(8,)), robot=robot)
+    given = {"num_envs": 3, "rollout_steps": 8, "batch_size": 24, "num_epochs": 1, "lr": 0.01, **config}
+    learner = PPO(PPOConfig(**given), policy=policy)
+    set_up(learner, name="ppo", optimizers={n: OptimizerConfig(**s) for n, s in optimizers.items()})
+    return learner
+
+
+def changes(learner, update):
+    before = {n: [p.detach().clone() for p in m.parameters()] for n, m in learner._policy.components.items()}
+    update()
+    return {
+        name: max((new - old).abs().max().item() for new, old in zip(m.parameters(), before[name], strict=True))
+        for name, m in learner._policy.components.items()
+        if before[name]
+    }
+
+
+def test_components_of_ppo_have_rates_and_schedules_that_count_rollouts(robot):
+    settings = {"critic": {"lr": 0.2, "weight_decay": 0.0, "schedule": "linear", "decay_updates": 4}}
+    learner = ppo(robot, settings)
+    for rate in (0.2, 0.15, 0.1):
+        seen = changes(learner, lambda: learner.update(rollout(learner._policy, version=learner._num_updates)))
+        of = {g.get("component"): g["lr"] for g in learner._optimizer.param_groups}
+        assert of["critic"] == pytest.approx(rate)
+        if rate == 0.2:  # the first step of Adam has the size of the rate
+            assert seen["critic"] == pytest.approx(0.2, rel=0.05)
+            assert seen["actor"] == pytest.approx(0.01, rel=0.05)
+    assert learner._optimizer.param_groups[0]["lr"] == 0.01
+
+
+def test_component_of_ppo_without_a_rate_has_that_of_the_algorithm(robot):
+    learner = ppo(robot, {"critic": {"warmup_updates": 2}}, value_lr=0.4)
+    learner.update(rollout(learner._policy))
+    assert learner._optimizer.param_groups[-1]["lr"] == pytest.approx(0.2)
+
+
+def test_ppo_with_own_optimizers_resumes_exactly(robot):
+    settings = {"critic": {"lr": 0.1, "schedule": "cosine", "decay_updates": 5}, "actor": {"weight_decay": 0.1}}
+    straight, first, resumed = (ppo(robot, settings) for _ in range(3))
+    data = [rollout(straight._policy, seed=seed, version=seed) for seed in range(2)]
+    for batch in data:
+        straight.update(batch)
+    first.update(data[0])
+    resumed.load_state_dict(first.state_dict())
+    resumed.update(data[1])
+    expected, found = straight.state_dict(), resumed.state_dict()
+    assert all(np.array_equal(expected[key], found[key]) for key in expected)
+
+
+def test_rate_that_ppo_adapts_is_not_set_twice(robot):
+    adapting = {"adapt_lr": True, "target_kl": 0.02}
+    ppo(robot, {"critic": {"lr": 0.1}}, **adapting)
+    with pytest.raises(UsageError, match=r"algorithm\.adapt_lr chooses the actor's learning rate"):
+        ppo(robot, {"actor": {"lr": 0.1}}, **adapting)
+
+
+# ---- soft actor-critics
+
+
+def soft(robot, optimizers, *, kind="sac", **config):
+    given = {"batch_size": 8, "hidden": (16,), "actor_every": 1, "lr": 0.01, **config}
+    if kind == "sac":
+        policy = GaussianMLP(GaussianMLPConfig(hidden=(16,)), robot=robot)
+        learner = SAC(SACConfig(**given), policy=policy)
+    else:
+        policy = SteeredFlow(SteeredFlowConfig(**SMALL_STEERED), robot=robot)
+        learner = DSRL(DSRLConfig(**given), policy=policy)
+    set_up(learner, name=kind, optimizers={n: OptimizerConfig(**s) for n, s in optimizers.items()})
+    return learner
+
+
+SMALL_STEERED = {"horizon": 3, "hidden": 16, "num_layers": 1, "num_flow_steps": 2, "steering_hidden": (16,)}
+
+
+@pytest.mark.parametrize(
+    ("kind", "network", "component"), [("sac", "critic", "actor"), ("dsrl", "noise_critic", "steering")]
+)
+def test_networks_of_soft_actor_critics_have_their_own_rates(robot, kind, network, component):
+    """The first step of Adam has the size of the rate."""
+    learner = soft(robot, {network: {"lr": 0.2}, "actor": {"lr": 0.003}}, kind=kind)
+    batch = random_batch(learner.sample_request, robot, np.random.default_rng(0))
+    before = [p.detach().clone() for p in learner._modules[network].parameters()]
+    seen = changes(learner, lambda: learner.update({name: torch.from_numpy(v) for name, v in batch.items()}))
+    change = max(
+        (new - old).abs().max().item()
+        for new, old in zip(learner._modules[network].parameters(), before, strict=True)
+    )
+    assert change == pytest.approx(0.2, rel=0.05)
+    assert seen[component] == pytest.approx(0.003, rel=0.05)
+
+
+def test_soft_actor_critic_with_schedules_keeps_the_algorithm_contract(robot):
+    settings = {"critic": {"schedule": "cosine", "decay_updates": 5, "weight_decay": 0.1}, "actor": {"lr": 0.001}}
+    check_algorithm(lambda: soft(robot, settings), robot=robot)
 
 
 @pytest.mark.parametrize(

@@ -13,38 +13,15 @@ from dovetail.learn.rollouts import OnPolicyAlgorithm
 from dovetail.policies.actor_critic import ActorCritic, ActorCriticConfig
 from dovetail.policies.flows.valued_flow import ValuedFlow, ValuedFlowConfig
 from dovetail.testing import check_on_policy_algorithm
-from support.small_algorithms import same_arrays
+from support.small_algorithms import NUM_ENVS, NUM_STEPS, rollout, same_arrays
 
-N, T = 3, 8
+N, T = NUM_ENVS, NUM_STEPS
 
 
 def make(robot, *, seed=0, policy_seed=0, **config):
     policy = ActorCritic(ActorCriticConfig(hidden=(8,), value_hidden=(8,)), robot=robot, seed=policy_seed)
     settings = {"num_envs": N, "rollout_steps": T, "batch_size": 8, "num_epochs": 2, **config}
     return PPO(PPOConfig(**settings), policy=policy, seed=seed), policy
-
-
-def rollout(policy, *, seed=0, version=0, ends=((0, 2),), cuts=((1, 4),)):
-    """A random rollout, as a collector with this policy returns it."""
-    rng = np.random.default_rng(seed)
-    observations = torch.from_numpy(rng.normal(size=(N, T + 1, 3)).astype(np.float32))
-    with torch.no_grad():
-        features = policy.features({"joint_pos": observations[:, :-1].flatten(0, 1)})
-        drawn, log_prob = policy.sample(features, generator=torch.Generator().manual_seed(seed))
-    terminated = torch.zeros(N, T, dtype=torch.bool)
-    for n, t in ends:
-        terminated[n, t] = True
-    return {
-        "observation/joint_pos": observations,
-        "action": drawn.view(N, T, -1),
-        "log_prob": log_prob.view(N, T),
-        "version": torch.full((N, T), version),
-        "reward": torch.from_numpy(rng.normal(size=(N, T)).astype(np.float32)),
-        "num_executed": torch.ones(N, T, dtype=torch.int64),
-        "terminated": terminated,
-        "final_at": torch.tensor(sorted(n * T + t for n, t in cuts), dtype=torch.int64),
-        "final/joint_pos": torch.from_numpy(rng.normal(size=(len(cuts), 3)).astype(np.float32)),
-    }
 
 
 def rows(**values):

@@ -6,6 +6,7 @@ import pytest
 from dovetail.api.policy import following_policy
 from dovetail.api.weights import find_weights
 from dovetail.config.load import load
+from dovetail.config.plugins import BUILTIN
 from dovetail.core.prompts import encode_prompt
 from dovetail.core.types import ActContext
 from dovetail.runs.assembly.build import build_assembly
@@ -14,6 +15,7 @@ from dovetail.runs.folder import RunFolder
 from dovetail.serve.openpi_server import OpenpiServer
 from dovetail.weights.store import DiskWeightStore
 from support.policy_servers import inputs
+from support.small_vlas import SMALL_VLAS, write_small_vla
 
 WORLD = """
 task: "dovetail.testing.fakes:FakeTask"
@@ -31,15 +33,35 @@ POLICIES = {
     "shared": "policy: {type: flow, hidden: 16, num_layers: 1, horizon: 4}",
     "act": "inputs: [ee_pose, goal], horizon: 4, hidden: 16, num_heads: 2, feedforward: 16",
     "diffusion": "inputs: [ee_pose, goal], horizon: 8, channels: [16, 32], num_train_steps: 10, time_features: 8",
-    "pi0": "new: {horizon: 4}, images: {base_0_rgb: front}, state: [ee_pose, goal], fit_stats: true, num_flow_steps: 1",
-    "pi05": "new: {horizon: 4}, images: {base_0_rgb: front}, state: [ee_pose, goal], fit_stats: true, num_flow_steps: 1",
+    "residual": "base: {type: flow, hidden: 16, num_layers: 1, horizon: 4}, inputs: [ee_pose, goal]",
+    "rl_token": "base: {type: flow, hidden: 16, num_layers: 1, horizon: 4, inputs: [ee_pose, goal]}, horizon: 2, "
+    "num_embeddings: 1, embedding_width: 10, token_width: 8, inputs: [ee_pose, goal]",
+    "vla": "model_class: 'support.user_models:ChunksWithValues', inputs: [ee_pose, goal], horizon: 4",
+    **{f"{kind}{name}": f"family: {name}" for kind in ("", "valued_") for name in SMALL_VLAS},
 }
+ELSEWHERE = {"remote", "openpi"}  # their weights are on a server
+
+
+def test_no_policy_is_missing():
+    assert POLICIES.keys() == BUILTIN["policy"].keys() - ELSEWHERE
+
+
+def settings_of(name, folder):
+    """In YAML. The settings of a VLA need a folder with small weights."""
+    family = POLICIES[name].removeprefix("family: ")
+    if family not in SMALL_VLAS:
+        return POLICIES[name]
+    write_small_vla(family, folder, horizon=4)
+    images = f"images: {{{SMALL_VLAS[family].camera}: front}}"
+    return (
+        f"checkpoint: {folder}, {images}, state: [ee_pose, goal], fit_stats: true, num_flow_steps: 1, device: cpu"
+    )
 
 
 @pytest.mark.parametrize("name", POLICIES)
-def test_policy_of_a_run_is_served(name, tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    (tmp_path / "run.yaml").write_text(f"{WORLD}policy: {{type: {name}, {POLICIES[name]}}}\n")
+def test_policy_of_a_run_is_served(name, tmp_path):
+    settings = settings_of(name, tmp_path / "model")
+    (tmp_path / "run.yaml").write_text(f"{WORLD}policy: {{type: {name}, {settings}}}\n")
     run = RunFolder.create(tmp_path / "runs" / "one", with_embodiments(load([tmp_path / "run.yaml"])))
     assembly = build_assembly(run.config)
     trained = assembly.trainable()

@@ -15,6 +15,7 @@ from dovetail.policies.flows.flow_actor import FlowActor, FlowActorConfig
 from dovetail.policies.flows.steered_flow import SteeredFlow, SteeredFlowConfig
 from dovetail.policies.gaussian_mlp import GaussianMLP, GaussianMLPConfig
 
+NUM_ENVS, NUM_STEPS = 3, 8  # of `rollout`
 ROBOT = RobotSpec(
     name="arm",
     embodiment="toy",
@@ -61,6 +62,29 @@ def batch_for(algorithm, device="cpu"):
         "human": np.broadcast_to((np.arange(8) % 2 == 0).reshape(8, *(1 for _ in chunk)), (8, *chunk)).copy(),
     }
     return {name: torch.from_numpy(values).to(device) for name, values in arrays.items()}
+
+
+def rollout(policy, *, seed=0, version=0, ends=((0, 2),), cuts=((1, 4),)):
+    """A random rollout, as a collector with this policy returns it."""
+    rng = np.random.default_rng(seed)
+    observations = torch.from_numpy(rng.normal(size=(NUM_ENVS, NUM_STEPS + 1, 3)).astype(np.float32))
+    with torch.no_grad():
+        features = policy.features({"joint_pos": observations[:, :-1].flatten(0, 1)})
+        drawn, log_prob = policy.sample(features, generator=torch.Generator().manual_seed(seed))
+    terminated = torch.zeros(NUM_ENVS, NUM_STEPS, dtype=torch.bool)
+    for n, t in ends:
+        terminated[n, t] = True
+    return {
+        "observation/joint_pos": observations,
+        "action": drawn.view(NUM_ENVS, NUM_STEPS, -1),
+        "log_prob": log_prob.view(NUM_ENVS, NUM_STEPS),
+        "version": torch.full((NUM_ENVS, NUM_STEPS), version),
+        "reward": torch.from_numpy(rng.normal(size=(NUM_ENVS, NUM_STEPS)).astype(np.float32)),
+        "num_executed": torch.ones(NUM_ENVS, NUM_STEPS, dtype=torch.int64),
+        "terminated": terminated,
+        "final_at": torch.tensor(sorted(n * NUM_STEPS + t for n, t in cuts), dtype=torch.int64),
+        "final/joint_pos": torch.from_numpy(rng.normal(size=(len(cuts), 3)).astype(np.float32)),
+    }
 
 
 def same_arrays(a, b):

@@ -91,11 +91,62 @@ class WithoutValue(ActsAndValues):
     get_value = None
 
 
-class ChunksWithValues(ActsAndValues, Imitates):
-    """All methods, so that only chunks or history can be the reason to refuse it."""
+class ChunksWithValues(nn.Module):
+    """A Gaussian over chunks with a value: the log-density of each action."""
 
-    def __init__(self, action_dim, proprio_dim, horizon=1):
-        Acts.__init__(self, action_dim, proprio_dim, horizon)
+    def __init__(self, action_dim, proprio_dim, horizon, num_more=0, hidden=32):
+        super().__init__()
+        num, self.shape = proprio_dim + num_more, (horizon, action_dim)
+        self.actor = nn.Sequential(nn.Linear(num, hidden), nn.Tanh(), nn.Linear(hidden, horizon * action_dim))
+        self.critic = nn.Sequential(nn.Linear(num, hidden), nn.Tanh(), nn.Linear(hidden, 1))
+        self.log_std = nn.Parameter(torch.full((action_dim,), math.log(0.5)))
+
+    def _state(self, observations):
+        return torch.cat([values.flatten(1) for values in observations["proprio"].values()], dim=1)
+
+    def _gaussian(self, observations):
+        mean = self.actor(self._state(observations)).unflatten(1, self.shape)
+        return torch.distributions.Normal(mean, self.log_std.exp())
+
+    def forward(self, observations, deterministic=False):
+        gaussian = self._gaussian(observations)
+        return gaussian.mean if deterministic else gaussian.sample()
+
+    def get_value(self, observations):
+        return self.critic(self._state(observations))
+
+    def evaluate_actions(self, observations, actions):
+        gaussian = self._gaussian(observations)
+        return gaussian.log_prob(actions).sum(-1), gaussian.entropy().sum(-1)
+
+
+class DensityOfChunks(ChunksWithValues):
+    """The same with one log-density for each chunk."""
+
+    def evaluate_actions(self, observations, actions):
+        log_prob, entropy = super().evaluate_actions(observations, actions)
+        return log_prob.sum(1), entropy.sum(1)
+
+
+class DensityOfFirstActions(ChunksWithValues):
+    """Acts in chunks, but judges single actions only."""
+
+    def evaluate_actions(self, observations, actions):
+        gaussian = self._gaussian(observations)
+        first = torch.distributions.Normal(gaussian.mean[:, 0], gaussian.stddev[:, 0])
+        return first.log_prob(actions).sum(-1), first.entropy().sum(-1)
+
+
+class SeesReadsAndRemembers(ChunksWithValues):
+    """Chunks from images, a prompt and the history of the state."""
+
+    def __init__(self, action_dim, proprio_dim, horizon, num_cameras):
+        super().__init__(action_dim, proprio_dim, horizon, num_more=3 * num_cameras + 1)
+
+    def _state(self, observations):
+        images = [image.float().mean((1, 2)) / 255.0 for image in observations["rgb"].values()]
+        texts = torch.tensor([[len(text) / 100.0] for text in observations["language"]])
+        return torch.cat([super()._state(observations), *images, texts], dim=1)
 
 
 class DetachedValue(ActsAndValues):

@@ -1,4 +1,4 @@
-"""One rank that trains a small pi0: `python vla_rank.py SETTINGS.json RANK SIZE`. Rank 0 writes the weights to `out`.
+"""One rank that trains a small VLA: `python -m support.vla_rank SETTINGS.json RANK SIZE`. Rank 0 writes weights to `out`.
 
 All ranks get the same batches and take their rows of them, as the ranks of a run do.
 """
@@ -17,8 +17,7 @@ from dovetail.config.schema import RunConfig
 from dovetail.core.prompts import encode_prompt
 from dovetail.learn.algorithms.imitation import Imitation, ImitationConfig
 from dovetail.learn.setup import set_up
-from dovetail.policies.vla.pi0_policy import Pi0Policy
-from dovetail.policies.vla.settings import Pi0Config
+from support.small_vlas import SMALL_VLAS
 
 ROWS, HORIZON, NUM_ACTIONS, NUM_UPDATES = 6, 5, 6, 3
 
@@ -53,10 +52,9 @@ def make_batch(*, seed: int = 0) -> dict[str, torch.Tensor]:
     return {key: torch.from_numpy(value) for key, value in arrays.items()}
 
 
-def train(settings: dict[str, object], *, rank: int = 0, size: int = 1) -> Imitation:
+def train(family: str, folder: Path, settings: dict[str, object], *, rank: int = 0, size: int = 1) -> Imitation:
     """A learner after some updates; sharded if there are several ranks."""
-    given = {"images": {"base_0_rgb": "front"}, "state": ("joint_pos", "gripper"), "device": "cpu"}
-    policy = Pi0Policy(Pi0Config(**{**given, **settings}), robot=arm(), seed=3)
+    policy = SMALL_VLAS[family].make(folder, robot=arm(), state=("joint_pos", "gripper"), **settings)
     learner = Imitation(ImitationConfig(batch_size=ROWS), policy=policy, seed=0)
     set_up(learner, name="imitation", rank=rank, size=size, shard=size > 1)
     if size > 1:
@@ -70,7 +68,7 @@ def main() -> None:
     settings, rank, size = json.loads(Path(sys.argv[1]).read_text()), int(sys.argv[2]), int(sys.argv[3])
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{settings['rendezvous']}", rank=rank, world_size=size)
-    learner = train(settings["policy"], rank=rank, size=size)
+    learner = train(settings["family"], Path(settings["folder"]), settings["policy"], rank=rank, size=size)
     weights = learner.policy_weights()  # gathers: all ranks call it
     learner.load_state_dict(learner.state_dict())
     again = learner.policy_weights()

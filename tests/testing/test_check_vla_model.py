@@ -5,7 +5,14 @@ import torch
 
 from dovetail.testing import check_vla_model
 from support import user_models
-from support.user_models import Acts, ActsAndValues, Imitates
+from support.user_models import (
+    Acts,
+    ActsAndValues,
+    ChunksWithValues,
+    DensityOfChunks,
+    DensityOfFirstActions,
+    Imitates,
+)
 
 INPUTS = {"inputs": ["joint_pos", "gripper"], "language": False}
 
@@ -16,6 +23,9 @@ INPUTS = {"inputs": ["joint_pos", "gripper"], "language": False}
         (Acts, {}, {"act"}),
         (Imitates, {"horizon": 3, "history": {"joint_pos": 2}}, {"act", "imitate"}),
         (ActsAndValues, {}, {"act", "imitate", "ppo"}),
+        (ChunksWithValues, {"horizon": 3, "history": {"joint_pos": 2}}, {"act", "imitate", "ppo"}),
+        (DensityOfChunks, {"horizon": 3}, {"act", "imitate", "ppo"}),
+        (DensityOfFirstActions, {"horizon": 3}, {"act"}),
         ("support.user_models:WithTensorDicts", {"language": True}, {"act", "imitate", "ppo"}),
     ],
 )
@@ -37,6 +47,11 @@ class OtherStd(ActsAndValues):
     def evaluate_actions(self, observations, actions):
         log_prob, entropy = super().evaluate_actions(observations, actions / 2)
         return log_prob, entropy
+
+
+class OtherChunk(ChunksWithValues):
+    def evaluate_actions(self, observations, actions):
+        return super().evaluate_actions(observations, actions.flip(1) / 2)
 
 
 class HiddenWeights(Acts):
@@ -73,6 +88,7 @@ WRONG = [
     (NeverSamples, {}, "forward returns the same action for every draw"),
     (AlwaysSamples, {}, "gets another action than alone"),
     (OtherStd, {}, "evaluate_actions is for another distribution"),
+    (OtherChunk, {"horizon": 3}, "evaluate_actions is for another distribution"),
     (HiddenWeights, {}, r"must be in state_dict\(\)"),
     (MixesRows, {}, "rows must be independent"),
     (IgnoresMask, {"horizon": 3}, "an action that the mask excludes changes imitation_loss"),

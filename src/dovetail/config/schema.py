@@ -202,7 +202,7 @@ class RunSettings(Config):
 
 
 class OptimizerConfig(Config):
-    """How one component of the policy learns. For algorithms with one loss."""
+    """How one component of the policy, or one network of the algorithm, learns."""
 
     type: Literal["adamw", "adam"] = "adamw"
     """AdamW, or Adam, which adds the weight decay to the gradient."""
@@ -273,8 +273,8 @@ class LearnerConfig(Config):
     shard: bool = False
     """With several ranks: divide policy and optimizer among them (FSDP). For algorithms with one loss."""
     optimizers: dict[str, OptimizerConfig] = Field(default_factory=dict)
-    """Optimizers of components of the policy, by name: a smaller learning rate for `text` than for `expert`. Other
-    components have the settings of the algorithm."""
+    """Optimizers of components of the policy, by name: a smaller learning rate for `text` than for `expert`. Others have
+    the settings of the algorithm. With sac, sac_flow, dsrl and rlt: of networks, such as `actor` and `critic`."""
     prefetch: int | None = Field(default=None, ge=0, le=64)
     """Batches that a thread samples ahead; null: 2 if they are large, else 0. Does not change results."""
 

@@ -10,9 +10,11 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
+from dovetail.core.errors import UsageError
 from dovetail.core.types import Array
 from dovetail.learn.data_parallel import DataParallel
 from dovetail.learn.finite import require_finite
+from dovetail.learn.schedules import OptimizerSettings, lr_factor, optimizer_group
 from dovetail.learn.state import load_optimizer, optimizer_state
 from dovetail.learn.torch_optimizers import TorchAdam
 
@@ -33,11 +35,23 @@ class Optimizers:
         self.parameters: dict[str, list[Tensor]] = {}
         self._adams: dict[str, Adam] = {}
         self._lr, self._max_grad_norm = lr, max_grad_norm
+        self._own: Mapping[str, OptimizerSettings] = {}  # of groups
 
     def add(self, name: str, parameters: Sequence[Tensor]) -> None:
         """Add a group, or replace it."""
         self.parameters[name] = list(parameters)
-        self._adams[name] = Adam(self.parameters[name], lr=self._lr)
+        self._adams[name] = Adam(self.parameters[name], lr=self._lr, own=self._own.get(name))
+
+    def configure(self, settings: Mapping[str, OptimizerSettings], *, algorithm: str) -> None:
+        """Give groups settings of their own. A schedule counts the steps of its group. Call before the first step."""
+        for name in settings:
+            if name not in self.parameters:
+                raise UsageError(
+                    f"learner.optimizers: algorithm '{algorithm}' trains no '{name}'. It trains {', '.join(self.parameters)}"
+                )
+        self._own = settings
+        for name in settings:
+            self.add(name, self.parameters[name])
 
     def step(self, loss: Tensor, *names: str, gradients: Sequence[Tensor | None] | None = None) -> None:
         """Take one step down `loss`; `gradients` replaces autograd's. Raise SkippedUpdate instead if one is not finite."""
@@ -83,22 +97,31 @@ class Optimizers:
 
 
 class Adam(TorchAdam):
-    """torch.optim.Adam with the same state, but `descend(gradients)` takes one gradient per parameter."""
+    """torch.optim.Adam with the same state, but `descend(gradients)` takes one gradient per parameter. `own` settings may
+    make it AdamW, with a schedule."""
 
-    def __init__(self, parameters: Sequence[Tensor], *, lr: float) -> None:
+    def __init__(self, parameters: Sequence[Tensor], *, lr: float, own: OptimizerSettings | None = None) -> None:
         on_gpu = any(p.is_cuda for p in parameters)
         super().__init__(parameters, lr=lr, fused=True, capturable=on_gpu)
+        self._own, self._num_steps = own, 0
+        if own is not None:
+            self.param_groups[0].update(optimizer_group(own))
+        self._base_lr: float = self.param_groups[0]["lr"]
         self._lists: list[list[Tensor]] | None = None
         self._one: Tensor  # on the device: a Python number would become one tensor per parameter
 
     def load_state_dict(self, state_dict: dict[str, object]) -> None:
         super().load_state_dict(state_dict)
         self._lists = None  # the state consists of new tensors
+        self._num_steps = max((int(slots["step"]) for slots in self.state.values()), default=0)
 
     @torch.no_grad()
     def descend(self, gradients: Sequence[Tensor | None], *, bad: Tensor | None = None) -> None:
         """Take one step. Parameters without a gradient stay, and all of them where `bad` is 1 instead of 0."""
         (group,) = self.param_groups
+        if self._own is not None:
+            group["lr"] = self._base_lr * lr_factor(self._own, self._num_steps)
+        self._num_steps += 1
         if self._lists is None:
             for parameter in group["params"]:
                 slots = self.state[parameter]
@@ -119,7 +142,8 @@ class Adam(TorchAdam):
         beta1, beta2 = group["betas"]
         # a list of tensors: a single one would be read back from the GPU
         torch._foreach_add_(steps, [self._one if bad is None else self._one - bad] * len(steps))
-        torch._fused_adam_(
+        step = torch._fused_adamw_ if group["decoupled_weight_decay"] else torch._fused_adam_
+        step(
             parameters,
             given,
             averages,
@@ -129,7 +153,7 @@ class Adam(TorchAdam):
             lr=group["lr"],
             beta1=beta1,
             beta2=beta2,
-            weight_decay=0.0,
+            weight_decay=group["weight_decay"],
             eps=group["eps"],
             amsgrad=False,
             maximize=False,

@@ -7,7 +7,7 @@ from typing import Protocol, runtime_checkable
 
 from torch import nn
 
-from dovetail.core.abilities import LearnsOnPolicy, Shards
+from dovetail.core.abilities import Shards
 from dovetail.core.contracts import Algorithm
 from dovetail.core.errors import UsageError
 from dovetail.learn.data_parallel import DataParallel
@@ -31,7 +31,7 @@ class SupportsDataParallel(Protocol):
 
 @runtime_checkable
 class SetsOptimizers(Protocol):
-    """An algorithm with one optimizer for the components of the policy."""
+    """An algorithm whose components or networks may have optimizer settings of their own."""
 
     def set_optimizers(self, optimizers: Mapping[str, OptimizerSettings]) -> None: ...
 
@@ -49,10 +49,10 @@ def set_up(
 ) -> None:
     """Apply the learner's settings. Call before the first update, and before a state is loaded."""
     if optimizers:
-        if not isinstance(algorithm, SetsOptimizers) or isinstance(algorithm, LearnsOnPolicy):
+        if not isinstance(algorithm, SetsOptimizers):
             raise UsageError(
-                f"learner.optimizers is for algorithms imitation, hg_dagger, hi_ors and recap; '{name}' has learning rates "
-                "of its own"
+                f"learner.optimizers is not for algorithm '{name}', which has one learning rate for all networks. Remove "
+                "it, and set algorithm.lr"
             )
         algorithm.set_optimizers(optimizers)
     if (precision, accumulate, size, shard) == ("fp32", 1, 1, False):

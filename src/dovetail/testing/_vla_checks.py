@@ -35,10 +35,10 @@ def check_model(config: UserModelConfig, *, robot: RobotSpec, seed: int) -> froz
     rng = np.random.default_rng(seed)
     _check_weights(policy, make(seed + 1), snapshot, rng)
     found = {"act"}
-    if isinstance(policy, TrainablePolicy):
+    if not policy.why_not(TrainablePolicy):
         _check_imitation(policy, rng)
         found.add("imitate")
-    if isinstance(policy, ValuedPolicy) and config.horizon == 1 and not config.history:
+    if not policy.why_not(ValuedPolicy):
         _check_density(policy, rng)
         found.add("ppo")
     return frozenset(found)
@@ -102,6 +102,8 @@ def _check_density(policy: Any, rng: np.random.Generator) -> None:
         bool(torch.allclose(value, expected_value, rtol=1e-3, atol=1e-4)),
         "evaluate_actions has another value than get_value",
     )
+    if policy.spec.horizon > 1:  # of whole chunks
+        log_prob, entropy = log_prob.sum(1), entropy.sum(1)
     error = _STANDARD_ERRORS * float(log_prob.std()) / _NUM_SAMPLES**0.5 + 1e-3
     surprise, mean_entropy = -float(log_prob.mean()), float(entropy.mean())
     expect(

@@ -1,4 +1,4 @@
-"""RECAP on a VLA: the indicator is text in the prompt, guidance compares with and without it, and a bandit is solved."""
+"""RECAP on every VLA: the indicator is text in the prompt, guidance compares with and without it, and a bandit is solved."""
 
 from __future__ import annotations
 
@@ -12,9 +12,8 @@ from dovetail.core.types import ActContext
 from dovetail.learn.algorithms.imitation import Imitation, ImitationConfig
 from dovetail.learn.algorithms.recap import RECAP, RECAPConfig
 from dovetail.policies.trainable import AdvantageConditioned
-from dovetail.policies.vla.pi0_policy import Pi0Policy
-from dovetail.policies.vla.settings import NewModelConfig, Pi0Config
 from dovetail.policies.vla.training import flow_matching_errors
+from support.small_vlas import SMALL_VLAS, write_small_vla
 from support.vla_rank import arm
 
 HORIZON = 4
@@ -25,24 +24,26 @@ def robot():
     return arm()
 
 
-@pytest.fixture
-def make(robot, tmp_path_factory, monkeypatch):
-    cache = tmp_path_factory.getbasetemp() / "advantage"
-    monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
+@pytest.fixture(params=SMALL_VLAS)
+def family(request):
+    return SMALL_VLAS[request.param]
 
-    def make_policy(*, horizon=HORIZON, seed=3, **settings):
+
+@pytest.fixture
+def make(family, robot, tmp_path_factory):
+    def make_policy(*, horizon=HORIZON, **settings):
+        folder = tmp_path_factory.getbasetemp() / f"advantage-{family.name}-{horizon}"
+        if not folder.exists():
+            write_small_vla(family.name, folder, horizon=horizon)
         given = {
-            "new": NewModelConfig(horizon=horizon),
-            "images": {"base_0_rgb": "front"},
             "state": ("joint_pos", "gripper"),
             "fit_stats": True,
             "freeze_vision": True,
-            "device": "cpu",
             "num_flow_steps": 5,
             "advantage_input": True,
             **settings,
         }
-        policy = Pi0Policy(Pi0Config(**given), robot=robot, seed=seed)
+        policy = family.make(folder, robot=robot, **given)
         values = np.linspace(-1.0, 1.0, 200, dtype=np.float32)[:, None]
         size = robot.action.shape[0]
         policy.fit_normalizer(
@@ -77,17 +78,18 @@ def words(policy, features, row):
     return policy._tokenizer._tokenizer.decode(tokens.tolist())
 
 
-def test_indicator_is_text_behind_the_task(make):
+def test_indicator_is_text_behind_the_task(make, family):
     policy = make()
     assert isinstance(policy, AdvantageConditioned)
     features = policy.features(tensors(3, advantage=[1, -1, 0]))
     task = "push the red cube to the mark"
-    assert [words(policy, features, row).strip() for row in range(3)] == [
-        f"{task}, advantage: positive",
-        f"{task}, advantage: negative",
-        task,
-    ]
-    assert torch.equal(policy.features(tensors(3))["tokens"][0], features["tokens"][2][:9])
+    found = [words(policy, features, row).strip() for row in range(3)]
+    if family.name == "pi05":  # Task: T, State: 128 7 ...;
+        found = [text.removeprefix("Task: ").partition(", State:")[0] for text in found]
+    assert found == [f"{task}, advantage: positive", f"{task}, advantage: negative", task]
+    without, num = policy.features(tensors(3)), features["token_mask"][2].sum()
+    assert torch.equal(without["tokens"][2, :num], features["tokens"][2, :num])
+    assert without["token_mask"][2].sum() == num
 
 
 def test_padding_of_the_batch_changes_no_loss(make):
@@ -143,19 +145,19 @@ def test_guided_chunk_continues_committed_actions(make):
 
 
 def test_prompt_without_room_for_the_indicator_is_refused(make):
-    long = "push the red cube to the mark and " * 3
-    with pytest.raises(UsageError, match=r"its advantage would be cut off\. Shorten it: 'push the red"):
+    long = "push the red cube to the mark and " * 20
+    with pytest.raises(UsageError, match=r"its advantage would be cut off\. Shorten it: '(Task: )?push the red"):
         make().act(seen(1, long), ActContext(seed=0))
     make(advantage_input=False).act(seen(1, long), ActContext(seed=0))  # as published models do it, it is cut
 
 
-def test_recap_refuses_a_vla_without_the_words(make):
-    with pytest.raises(UsageError, match=r"'pi0' does not\. Use policy 'flow', 'pi0'"):
+def test_recap_refuses_a_vla_without_the_words(make, family):
+    with pytest.raises(UsageError, match=rf"'{family.name}' does not\. Use policy 'flow', 'pi0'"):
         RECAP(RECAPConfig(), policy=make(advantage_input=False))
 
 
 @pytest.mark.extended
-def test_bandit_finds_the_better_action(make):
+def test_bandit_finds_the_better_action(make, family):
     """One observation and two actions, -0.5 and 0.5 of the largest one, each in half of the data. The second one succeeds
     sooner. Cloning draws both; RECAP draws the second."""
     rng = np.random.default_rng(0)
@@ -197,6 +199,6 @@ def test_bandit_finds_the_better_action(make):
         value_hidden=(16,),
     )
     algorithm = RECAP(config, policy=policy)
-    for _ in range(200):
+    for _ in range(200 if family.name == "pi0" else 400):  # the others learn more slowly with these sizes
         algorithm.update(bandit_batch())
-    assert (actions(policy) > 0).mean() > 0.95
+    assert (actions(policy) > 0).mean() > (0.95 if family.name == "pi0" else 0.9)

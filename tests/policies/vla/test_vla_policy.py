@@ -11,7 +11,7 @@ from dovetail.core.errors import PluginError, SpecMismatch, UsageError
 from dovetail.core.prompts import encode_prompt
 from dovetail.core.types import ActContext
 from dovetail.learn.algorithms.imitation import Imitation, ImitationConfig
-from dovetail.learn.algorithms.ppo import PPO, PPOConfig
+from dovetail.learn.algorithms.ppo import PPO, PPOConfig, executed_density
 from dovetail.learn.algorithms.sac import SAC, SACConfig
 from dovetail.learn.precision import compute_in_bf16
 from dovetail.policies.trainable import TrainablePolicy, ValuedPolicy
@@ -168,10 +168,19 @@ def test_ppo_names_the_missing_methods(name, message):
         PPO(PPOConfig(), policy=make(name))
 
 
-def test_ppo_refuses_chunks_of_a_model():
-    with pytest.raises(UsageError, match=r"learns single actions of policy 'vla'\. Set policy\.horizon=1"):
-        PPO(PPOConfig(), policy=make("ChunksWithValues", inputs=["joint_pos"], horizon=4))
-    PPO(PPOConfig(), policy=make("ActsAndValues", inputs=["joint_pos"], history={"joint_pos": 2}))
+@pytest.mark.parametrize("horizon", [2, 4])
+def test_ppo_takes_chunks_only_if_their_density_is_known(horizon):
+    """Other algorithms use such a model as before."""
+    PPO(PPOConfig(), policy=make("ChunksWithValues", horizon=horizon))
+    policy = make("DensityOfFirstActions", horizon=horizon)
+    expected = (
+        rf"DensityOfFirstActions does not accept chunks \[B, {horizon}, A\] of policy.horizon={horizon} \(\w+: "
+    )
+    with pytest.raises(UsageError, match=expected) as caught:
+        PPO(PPOConfig(), policy=policy)
+    assert "\n" not in str(caught.value)
+    chunk = policy.act(observations(), SAMPLED)
+    assert chunk.actions.shape == (4, horizon, 2) and not chunk.extras
 
 
 def test_ppo_refuses_a_learning_rate_for_what_the_model_does_not_have():
@@ -187,10 +196,10 @@ def test_algorithm_with_critics_of_its_own_refuses_the_policy():
         SAC(SACConfig(), policy=make("Imitates"))
 
 
-def test_density_only_imitates_single_actions():
-    policy = make("ActsAndValues", horizon=4)
-    assert not isinstance(policy, TrainablePolicy)
-    assert "evaluate_actions is for single actions" in policy.why_not(TrainablePolicy)
+def test_density_of_single_actions_imitates_no_chunks():
+    why = make("DensityOfFirstActions", horizon=4).why_not(TrainablePolicy)
+    assert "has no imitation_loss, and evaluate_actions of" in why and "does not accept chunks" in why
+    assert not make("ChunksWithValues", horizon=4).why_not(TrainablePolicy)
 
 
 # ---- densities, values, losses
@@ -214,6 +223,57 @@ def test_samples_have_their_density_and_value(name):
     np.testing.assert_allclose(log_prob.detach(), chunk.extras["log_prob"], rtol=1e-5)
     np.testing.assert_allclose(value.detach(), chunk.extras["value"], rtol=1e-5)
     assert entropy.tolist() == pytest.approx([2 * (0.5 + 0.5 * math.log(2 * math.pi) + math.log(0.5))] * 4)
+
+
+def seen(num_rows=4):
+    return {key: torch.from_numpy(value) for key, value in observations(num_rows).items()}
+
+
+def test_density_of_a_chunk_is_that_of_each_action():
+    policy = make("ChunksWithValues", horizon=3)
+    chunk = policy.act(observations(), SAMPLED)
+    drawn = torch.from_numpy(chunk.extras["drawn"])
+    assert drawn.shape == (4, policy.num_drawn) == (4, 6)
+    state = torch.from_numpy(np.concatenate(list(observations().values()), axis=1))
+    gaussian = torch.distributions.Normal(module_of(policy).actor(state).view(4, 3, 2), 0.5)
+    expected = gaussian.log_prob(drawn.view(4, 3, 2)).sum(-1).detach()
+    np.testing.assert_allclose(chunk.extras["log_prob"], expected, rtol=1e-5)
+    center, half = np.array([1.0, 0.25], np.float32), np.array([2.0, 0.25], np.float32)
+    np.testing.assert_allclose(chunk.actions, drawn.view(4, 3, 2).clamp(-1, 1).numpy() * half + center, rtol=1e-5)
+    log_prob, entropy, value = policy.evaluate_actions(policy.features(seen()), drawn)
+    np.testing.assert_allclose(log_prob.detach(), expected, rtol=1e-5)
+    of_action = 2 * (0.5 + 0.5 * math.log(2 * math.pi) + math.log(0.5))
+    assert entropy.flatten().tolist() == pytest.approx([of_action] * 12)
+    np.testing.assert_allclose(value.detach(), chunk.extras["value"], rtol=1e-5)
+
+
+def test_density_of_a_whole_chunk_counts_once():
+    """However many actions are executed. Its entropy is divided over them."""
+    of_actions, whole = (make(name, horizon=3) for name in ("ChunksWithValues", "DensityOfChunks"))
+    drawn = torch.from_numpy(of_actions.act(observations(), SAMPLED).extras["drawn"])
+    expected, entropy, _ = of_actions.evaluate_actions(of_actions.features(seen()), drawn)
+    log_prob, of_chunk, _ = whole.evaluate_actions(whole.features(seen()), drawn)
+    np.testing.assert_allclose(whole.act(observations(), SAMPLED).extras["log_prob"], log_prob.detach(), rtol=1e-5)
+    assert log_prob[:, 1:].count_nonzero() == 0
+    np.testing.assert_allclose(log_prob[:, 0].detach(), expected.sum(1).detach(), rtol=1e-5)
+    np.testing.assert_allclose(of_chunk.detach(), entropy.detach(), rtol=1e-5)
+    for num_executed in (1, 3):
+        executed = torch.full((4,), num_executed)
+        joint = executed_density(log_prob, executed, num_axes=2, how="joint")
+        torch.testing.assert_close(joint, expected.sum(1))
+
+
+@pytest.mark.parametrize(("name", "known_rows"), [("ChunksWithValues", 2), ("DensityOfChunks", 1)])
+def test_imitation_by_density_of_chunks(name, known_rows):
+    """The mean over known actions; the density of a chunk needs all of its actions."""
+    policy, actions = make(name, horizon=3), torch.full((2, 3, 2), 0.3)
+    features = policy.features(seen(2))
+    log_prob, _, _ = make("ChunksWithValues", horizon=3).evaluate_actions(features, actions.flatten(1))
+    mask = torch.tensor([[True, True, True], [True, False, False]])
+    spoiled = torch.where(mask[..., None], actions, math.nan)
+    loss = policy.imitation_loss(features, spoiled, mask)
+    known = log_prob[:known_rows][mask[:known_rows]]
+    assert loss.item() == pytest.approx(-known.sum().item() / 4, rel=1e-5)
 
 
 def test_acting_does_not_change_torchs_generator():

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,41 +12,49 @@ import pytest
 from dovetail.core.errors import UsageError
 from dovetail.learn.algorithms.imitation import Imitation, ImitationConfig
 from dovetail.learn.setup import set_up
-from dovetail.policies.vla.pi0_policy import Pi0Policy
-from dovetail.policies.vla.settings import Pi0Config
-from support import vla_rank
+from support import TESTS, vla_rank
 from support.pi0_folders import write_lerobot
+from support.small_vlas import SMALL_VLAS, write_small_vla
 
+MAX_STEP, MAX_SHARE_OFF = 1e-3 * vla_rank.NUM_UPDATES, 1e-3  # the rate is 1e-3
 _NO_GRADIENT = (
     "vision/tower.layers"  # a bias of keys cancels in the softmax; Adam makes steps of its rounding errors
 )
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return write_lerobot(tmp_path_factory.mktemp("pi0") / "lerobot")
-
-
 @pytest.mark.extended
 @pytest.mark.parametrize(
-    "settings",
+    ("family", "settings"),
     [
-        {"train": "full"},
-        {"train": "full", "freeze_vision": True, "recompute_layers": True},
-        {"train": "lora"},
+        ("pi0", {"train": "full"}),
+        ("pi0", {"train": "full", "freeze_vision": True, "recompute_layers": True}),
+        ("pi0", {"train": "lora"}),
+        ("pi05", {"train": "lora"}),
+        ("smolvla", {"train": "full"}),
+        ("smolvla", {"train": "lora"}),
     ],
-    ids=["full", "frozen vision, recomputed", "lora"],
+    ids=[
+        "pi0, full",
+        "pi0, frozen vision, recomputed",
+        "pi0, lora",
+        "pi05, lora",
+        "smolvla, full",
+        "smolvla, lora",
+    ],
 )
-def test_two_ranks_equal_one(folder, tmp_path, settings):
-    policy = {"checkpoint": str(folder), **settings}
-    out = tmp_path / "weights.npz"
-    file = tmp_path / "settings.json"
-    file.write_text(json.dumps({"policy": policy, "rendezvous": str(tmp_path / "meet"), "out": str(out)}))
-    command = [sys.executable, vla_rank.__file__, str(file)]
-    environment_root = str(Path(vla_rank.__file__).parents[1])
-    ranks = [subprocess.Popen([*command, str(rank), "2"], cwd=environment_root) for rank in range(2)]
-    assert [rank.wait(timeout=120) for rank in ranks] == [0, 0]
-    one = vla_rank.train(policy)
+def test_two_ranks_equal_one(tmp_path, family, settings):
+    folder = tmp_path / "folder"
+    if family == "pi0":
+        write_lerobot(folder)
+    else:
+        write_small_vla(family, folder, horizon=vla_rank.HORIZON, stats=(9, 6))
+    out, file = tmp_path / "weights.npz", tmp_path / "settings.json"
+    given = {"family": family, "folder": str(folder), "policy": settings}
+    file.write_text(json.dumps({**given, "rendezvous": str(tmp_path / "meet"), "out": str(out)}))
+    command = [sys.executable, "-m", "support.vla_rank", str(file)]
+    ranks = [subprocess.Popen([*command, str(rank), "2"], cwd=TESTS) for rank in range(2)]
+    assert [rank.wait(timeout=240) for rank in ranks] == [0, 0]
+    one = vla_rank.train(family, folder, settings)
     found = dict(np.load(out))
     assert found.pop("__local__") == sum(p.numel() for p in one._parameters) / 2
     expected = {
@@ -56,12 +63,16 @@ def test_two_ranks_equal_one(folder, tmp_path, settings):
     assert found.keys() == expected.keys()
     for key, value in expected.items():
         if not (key.startswith(_NO_GRADIENT) and key.endswith("qkv.bias")):
-            np.testing.assert_allclose(found[key], value, rtol=1e-4, atol=1e-5, err_msg=key)
+            # where a gradient is almost 0, Adam makes steps of its rounding errors, but never larger than its rate
+            np.testing.assert_allclose(found[key], value, atol=MAX_STEP, err_msg=key)
+            num_off = (~np.isclose(found[key], value, rtol=1e-4, atol=1e-5)).sum()
+            assert num_off <= MAX_SHARE_OFF * value.size, key
 
 
-def test_compiled_layers_are_refused(folder):
-    given = {"images": {"base_0_rgb": "front"}, "state": ("joint_pos", "gripper"), "device": "cpu"}
-    config = Pi0Config(checkpoint=str(folder), compile_layers=True, **given)
-    learner = Imitation(ImitationConfig(batch_size=6), policy=Pi0Policy(config, robot=vla_rank.arm()), seed=0)
+def test_compiled_layers_are_refused(tmp_path):
+    folder = write_small_vla("pi0", tmp_path / "folder", stats=(9, 6))
+    state = ("joint_pos", "gripper")
+    policy = SMALL_VLAS["pi0"].make(folder, robot=vla_rank.arm(), state=state, compile_layers=True)
+    learner = Imitation(ImitationConfig(batch_size=6), policy=policy, seed=0)
     with pytest.raises(UsageError, match=r"compiled layers\. Set policy\.compile_layers=false"):
         set_up(learner, name="imitation", size=2, shard=True)

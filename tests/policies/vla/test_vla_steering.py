@@ -12,43 +12,43 @@ from dovetail.core.types import ActContext, WeightSnapshot
 from dovetail.learn.algorithms.dsrl import DSRL, DSRLConfig
 from dovetail.learn.algorithms.imitation import Imitation, ImitationConfig
 from dovetail.policies.trainable import HasEmbeddings, Steerable
-from dovetail.policies.vla.pi0_policy import Pi0Policy
-from dovetail.policies.vla.pi05_policy import Pi05Policy
-from dovetail.policies.vla.settings import NewModelConfig, Pi0Config, Pi05Config
 from dovetail.testing import check_algorithm
+from support.small_vlas import SMALL_VLAS, write_small_vla
 from support.toy_arm import ROBOT
 
 ROWS, HORIZON, NUM_ACTIONS = 4, 3, 2
 DETERMINISTIC = ActContext(deterministic=True)
-POLICIES = {"pi0": (Pi0Policy, Pi0Config), "pi05": (Pi05Policy, Pi05Config)}
 
 
 @pytest.fixture(autouse=True)
-def _cache(tmp_path_factory, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.getbasetemp() / "models"))
+def _one_thread():
     torch.set_num_threads(1)
 
 
-def make(family="pi0", *, steering={}, fitted=True, seed=3):  # noqa: B006
-    policy_class, config = POLICIES[family]
-    policy = policy_class(
-        config(
-            new=NewModelConfig(horizon=HORIZON),
-            images={"base_0_rgb": "front"},
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    root = tmp_path_factory.mktemp("models")
+    return {name: write_small_vla(name, root / name, horizon=HORIZON) for name in SMALL_VLAS}
+
+
+@pytest.fixture
+def make(folders):
+    def make_policy(family="pi0", *, steering={}, seed=3):  # noqa: B006
+        policy = SMALL_VLAS[family].make(
+            folders[family],
+            robot=ROBOT,
+            seed=seed,
             state=("joint_pos", "force"),
             fit_stats=True,
-            device="cpu",
             num_flow_steps=2,
             steering=steering,
-        ),
-        robot=ROBOT,
-        seed=seed,
-    )
-    if fitted:
+        )
         rng = np.random.default_rng(0)
         sizes = {"joint_pos": 3, "force": 2, "action": 2}
         policy.fit_normalizer({key: rng.normal(size=(50, n)).astype(np.float32) for key, n in sizes.items()})
-    return policy
+        return policy
+
+    return make_policy
 
 
 def observations(seed=0):
@@ -85,7 +85,7 @@ def dsrl(policy, seed=0, **config):
     return DSRL(DSRLConfig(**(small | config)), policy=policy, seed=seed)
 
 
-def test_steering_is_a_choice_of_the_config():
+def test_steering_is_a_choice_of_the_config(make):
     assert isinstance(make(), Steerable) and make().steering is not None
     plain = make(steering=None)
     assert "steering" not in plain.components
@@ -93,8 +93,8 @@ def test_steering_is_a_choice_of_the_config():
         dsrl(plain)
 
 
-@pytest.mark.parametrize("family", POLICIES)
-def test_chunks_start_from_the_chosen_noise(family):
+@pytest.mark.parametrize("family", SMALL_VLAS)
+def test_chunks_start_from_the_chosen_noise(make, family):
     """Acting with engaged steering equals `chunks_from_noise` of the same noise, in the robot's units."""
     policy = make(family)
     assert policy.num_noise == HORIZON * NUM_ACTIONS
@@ -116,8 +116,9 @@ def test_chunks_start_from_the_chosen_noise(family):
         assert not np.allclose(actions, untouched)
 
 
-def test_chunks_from_noise_are_those_of_the_sampler():
-    policy = make()
+@pytest.mark.parametrize("family", SMALL_VLAS)
+def test_chunks_from_noise_are_those_of_the_sampler(make, family):
+    policy = make(family)
     noise = torch.randn(ROWS, HORIZON * NUM_ACTIONS, generator=torch.Generator().manual_seed(0))
     _, inputs = policy.steering_inputs(tensors())
     whole = torch.nn.functional.pad(noise.view(ROWS, HORIZON, NUM_ACTIONS), (0, 32 - NUM_ACTIONS))
@@ -125,7 +126,7 @@ def test_chunks_from_noise_are_those_of_the_sampler():
     torch.testing.assert_close(policy.chunks_from_noise(inputs, noise), sampled[..., :NUM_ACTIONS])
 
 
-def test_repeated_noise_has_the_size_of_one_action():
+def test_repeated_noise_has_the_size_of_one_action(make):
     policy = make(steering={"repeat": True})
     assert policy.num_noise == NUM_ACTIONS
     noise = torch.randn(ROWS, NUM_ACTIONS, generator=torch.Generator().manual_seed(0))
@@ -134,7 +135,7 @@ def test_repeated_noise_has_the_size_of_one_action():
     torch.testing.assert_close(policy.chunks_from_noise(inputs, noise), whole)
 
 
-def test_critic_target_by_hand():
+def test_critic_target_by_hand(make):
     policy = make()
     algorithm, batch = dsrl(policy), make_batch()
     generator = torch.Generator()
@@ -155,8 +156,9 @@ def test_critic_target_by_hand():
     assert algorithm.update(batch)["critic_loss"] == pytest.approx(float((q - y).square().mean()), rel=1e-4)
 
 
-def test_cloning_trains_the_model_and_dsrl_only_the_steering():
-    policy = make()
+@pytest.mark.parametrize("family", SMALL_VLAS)
+def test_cloning_trains_the_model_and_dsrl_only_the_steering(make, family):
+    policy = make(family)
     before = policy.weights()
     cloning = Imitation(ImitationConfig(batch_size=ROWS), policy=policy)
     cloning.update({**make_batch(), "human": torch.ones(ROWS, HORIZON, dtype=torch.bool)})
@@ -170,25 +172,26 @@ def test_cloning_trains_the_model_and_dsrl_only_the_steering():
     for number in range(3):
         algorithm.update(make_batch(number))
     assert changed(cloned, algorithm.policy_weights()) == {"steering"}
-    other = make(seed=4)
+    other = make(family, seed=4)
     other.load(WeightSnapshot(version=2, components=algorithm.policy_weights(), hashes={}))
     assert other.steering.engaged.item() == 1.0
 
 
-def test_keeps_the_algorithm_contract():
-    check_algorithm(lambda: dsrl(make()), robot=ROBOT, num_updates=3)
+@pytest.mark.parametrize("family", SMALL_VLAS)
+def test_keeps_the_algorithm_contract(make, family):
+    check_algorithm(lambda: dsrl(make(family)), robot=ROBOT, num_updates=3)
 
 
-@pytest.mark.parametrize("family", POLICIES)
-def test_embeddings_are_those_before_the_last_layer_and_tell_prompts_apart(family):
+@pytest.mark.parametrize("family", SMALL_VLAS)
+def test_embeddings_are_those_before_the_last_layer_and_tell_prompts_apart(make, family):
     policy = make(family, steering=None)
     assert isinstance(policy, HasEmbeddings)
     found, mask = policy.embeddings(observations())
-    assert found.shape == (*mask.shape, policy.embedding_width) == (ROWS, mask.shape[1], 96)
+    assert found.shape == (ROWS, mask.shape[1], policy.embedding_width)
     s, _ = policy.steering_inputs(tensors())
     # the flat features are their normalized mean
     mean = torch.where(mask[..., None], found, 0.0).sum(1)
     expected = mean / mean.square().mean(1, keepdim=True).sqrt()
-    torch.testing.assert_close(s[:, :96], expected, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(s[:, : policy.embedding_width], expected, rtol=1e-4, atol=1e-4)
     blue = {**observations(), "prompt": np.stack([encode_prompt("push the blue cube")] * ROWS)}
     assert not torch.allclose(policy.embeddings(blue)[0], found)

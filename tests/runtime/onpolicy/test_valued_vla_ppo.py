@@ -9,12 +9,16 @@ import torch
 
 from dovetail.config.load import load
 from dovetail.core.frozen_base import referenced_base
+from dovetail.learn.checkpoint import load_checkpoint
 from dovetail.policies.vla.families.pi0 import PI0
 from dovetail.policies.vla.networks.transformers import VisionTower
 from dovetail.policies.vla.new_model import write_new_model
+from dovetail.runs.folder import RunFolder
+from dovetail.runtime.inline import InlineRun
 from dovetail.runtime.onpolicy.collector import ProcessCollector, build_collector, collector_settings
 from support import TESTS
 from support.onpolicy_runs import PPO_RUN, build_training
+from support.small_vlas import SMALL_VLAS, STATS, write_small_vla
 
 CHANGES = (
     "robot={type: 'dovetail.testing.fakes:FakeArm', image_size: [64, 64]}",
@@ -183,3 +187,30 @@ def test_other_process_collects_the_same_rollout(config):
     assert expected.keys() == rollout.keys()
     for key, value in expected.items():
         assert np.array_equal(value, rollout[key]), key
+
+
+@pytest.mark.extended
+@pytest.mark.parametrize(("family", "train"), [("pi0", "expert"), ("pi05", "lora"), ("smolvla", "expert")])
+def test_two_ranks_equal_one(tmp_path, family, train):
+    """The ranks are processes. Rank 0 collects and sends the rollout; the last minibatch has a row for one rank only."""
+    folder = write_small_vla(family, tmp_path / family, horizon=3, stats=(10, 7))
+    path, found = tmp_path / "ppo.yaml", []
+    path.write_text(PPO_RUN)
+    policy = (
+        f"policy={{type: valued_{family}, checkpoint: {folder}, stats: {folder}/{STATS}, state: [ee_pose, goal], "
+        f"images: {{{SMALL_VLAS[family].camera}: front}}, device: cpu, num_flow_steps: 2, value_hidden: [8], "
+        f"train: {train}, cache_vision: true}}"
+    )
+    more = ("run.env_steps=32", "run.eval_episodes=1", "run.untrained_episodes=0", "algorithm.batch_size=7")
+    for ranks in (1, 2):
+        run = RunFolder.create(
+            tmp_path / str(ranks), load([path], [policy, *CHANGES, *more, f"learner.ranks={ranks}"])
+        )
+        InlineRun(run).run()
+        state, _ = load_checkpoint(run.path / "checkpoints" / "last")
+        assert state["algorithm/num_updates"] == 2
+        found.append({name: v for name, v in state.items() if name.startswith("algorithm/policy/")})
+    assert found[0].keys() == found[1].keys()
+    assert any("/critic/" in name for name in found[0])
+    for name, values in found[0].items():
+        np.testing.assert_allclose(values, found[1][name], rtol=2e-3, atol=2e-5, err_msg=name)

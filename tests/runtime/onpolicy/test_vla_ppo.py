@@ -46,6 +46,33 @@ def test_update_changes_every_network_of_the_model(config, name):
     assert result.metrics["entropy"] == pytest.approx(7 * (0.5 + 0.5 * np.log(2 * np.pi) + np.log(0.5)), abs=0.1)
 
 
+@pytest.mark.parametrize("name", ["ChunksWithValues", "DensityOfChunks"])
+def test_update_of_chunks_changes_every_network_of_the_model(config, name):
+    chunks = ("policy.horizon=4", "actor.execution_horizon=2", "task.max_steps=5", "task.tolerance=0.0001")
+    training = build_training(config(name, *chunks))
+    before = flat(training.policy_weights())
+    result = training.step()
+    after = flat(training.policy_weights())
+    training.close()
+    for key in ("actor.0.weight", "actor.2.bias", "critic.0.weight", "critic.2.bias", "log_std"):
+        assert not np.array_equal(before[f"model/{key}"], after[f"model/{key}"]), key
+    assert training.env_steps < 4 * 16 * 2  # an episode of five steps ends inside its third chunk
+    assert result.metrics["entropy"] == pytest.approx(7 * (0.5 + 0.5 * np.log(2 * np.pi) + np.log(0.5)), abs=0.1)
+
+
+def test_chunks_from_images_prompt_and_history_learn(config):
+    inputs = "policy.inputs=[ee_pose, goal, front]", "policy.history={goal: 2}", "policy.horizon=2"
+    robot = "robot={type: 'dovetail.testing.fakes:FakeArm', image_size: [16, 16]}"
+    training = build_training(config("SeesReadsAndRemembers", robot, *inputs))
+    before = flat(training.policy_weights())["model/actor.0.weight"]
+    training.step()
+    after = flat(training.policy_weights())["model/actor.0.weight"]
+    training.close()
+    assert after.shape == (32, 7 + 2 * 3 + 3 + 1)
+    changed = (before != after).any(axis=0)  # by input
+    assert changed[:3].all() and changed[7:].all()  # the arm never rotates
+
+
 def test_both_spellings_of_the_methods_learn_the_same(config):
     weights = []
     for name in ("ActsAndValues", "WithTensorDicts"):

@@ -30,9 +30,10 @@ from dovetail.learn.descent import Descent
 from dovetail.learn.finite import SkippedUpdate
 from dovetail.learn.rollout_steps import rollout_advantages, rollout_steps, rollout_values
 from dovetail.learn.rollouts import Moments, RolloutSettings, explained_variance
+from dovetail.learn.schedules import OptimizerSettings, lr_factor, optimizer_group
 from dovetail.learn.state import load_module, module_state, raise_checkpoint_errors
 from dovetail.learn.torch_optimizers import TorchAdam
-from dovetail.policies.components import trainable_components
+from dovetail.policies.components import check_component_names, trainable_components
 from dovetail.policies.trainable import ExplainsAbilities, HasFlatFeatures, TrainablePolicy, ValuedPolicy
 
 __all__ = ["PPO", "PPOConfig", "RolloutRows", "executed_density", "ppo_loss"]
@@ -99,15 +100,10 @@ class PPO(Descent):
 
     def __init__(self, config: PPOConfig, *, policy: TrainablePolicy, seed: int = 0) -> None:
         spec = policy.spec
-        if isinstance(policy, ExplainsAbilities):
-            if why := policy.why_not(ValuedPolicy):
-                raise UsageError(
-                    f"algorithm 'ppo' cannot train policy '{spec.name}': {why}. Add it to the class (docs/vla.md)"
-                )
-            if spec.horizon > 1:
-                raise UsageError(
-                    f"algorithm 'ppo' learns single actions of policy '{spec.name}'. Set policy.horizon=1"
-                )
+        if isinstance(policy, ExplainsAbilities) and (why := policy.why_not(ValuedPolicy)):
+            raise UsageError(
+                f"algorithm 'ppo' cannot train policy '{spec.name}': {why}. Add it to the class (docs/vla.md)"
+            )
         if not isinstance(policy, ValuedPolicy):
             raise UsageError(
                 f"algorithm 'ppo' needs a policy with a value and a log-density, not '{spec.name}'. Use policy "
@@ -133,24 +129,55 @@ class PPO(Descent):
             raise UsageError("algorithm.adapt_lr needs a target. Set algorithm.target_kl, for example 0.015")
         self._config = config
         self._start: dict[str, dict[str, Array]] = {}  # weights before the first update, for `start_kl_coef`
-        lrs = {"mean": config.lr, "std": config.std_lr or config.lr, "critic": config.value_lr or config.lr}
-        groups: dict[str, list[torch.nn.Parameter]] = {name: [] for name in lrs}
-        for component, module in trainable_components(policy.components, algorithm=self.name).items():
-            for name, parameter in module.named_parameters():
-                is_std = name.rpartition(".")[2] == "log_std"
-                group = "critic" if component == "critic" else "std" if is_std else "mean"
-                groups[group].append(parameter)
+        groups = self._group_parameters()
         for setting, given, group in (("value_lr", config.value_lr, "critic"), ("std_lr", config.std_lr, "std")):
             if given is not None and not groups[group]:
                 what = "component 'critic'" if group == "critic" else "parameter 'log_std'"
                 raise UsageError(
                     f"algorithm.{setting} is for a {what}, which policy '{spec.name}' does not train. Remove it"
                 )
+        low_dimensional = {key: s.shape[0] for key, s in spec.observation.items() if not s.is_picture}
+        self._moments = {key: Moments(size) for key, size in low_dimensional.items()}
+
+    def _group_parameters(self) -> dict[str, list[torch.nn.Parameter]]:
+        """Give the mean, the standard deviation, the value and components with settings of their own their rates."""
+        config, own = self._config, self._own_optimizers
+        lrs = {"mean": config.lr, "std": config.std_lr or config.lr, "critic": config.value_lr or config.lr}
+        groups: dict[str, list[torch.nn.Parameter]] = {name: [] for name in lrs}
+        of_components: list[dict[str, Any]] = []
+        for component, module in trainable_components(self._policy.components, algorithm=self.name).items():
+            if component in own:
+                base_lr = own[component].lr or lrs["critic" if component == "critic" else "mean"]
+                settings = {**optimizer_group(own[component]), "lr": base_lr, "base_lr": base_lr}
+                of_components.append({"params": list(module.parameters()), "component": component, **settings})
+                continue
+            for name, parameter in module.named_parameters():
+                is_std = name.rpartition(".")[2] == "log_std"
+                group = "critic" if component == "critic" else "std" if is_std else "mean"
+                groups[group].append(parameter)
         self._optimizer.param_groups.clear()
         for group, parameters in groups.items():  # an empty group keeps its place
             self._optimizer.add_param_group({"params": parameters, "lr": lrs[group]})
-        low_dimensional = {key: s.shape[0] for key, s in spec.observation.items() if not s.is_picture}
-        self._moments = {key: Moments(size) for key, size in low_dimensional.items()}
+        for settings in of_components:
+            self._optimizer.add_param_group(settings)
+        return groups
+
+    def set_optimizers(self, optimizers: Mapping[str, OptimizerSettings]) -> None:
+        """See SetsOptimizers. Schedules count rollouts."""
+        if self._config.adapt_lr and optimizers.keys() - {"critic"}:
+            raise UsageError(
+                "algorithm.adapt_lr chooses the actor's learning rate, and learner.optimizers sets it. Remove one of them"
+            )
+        trained = trainable_components(self._policy.components, algorithm=self.name)
+        check_component_names(optimizers, trained, policy=self._policy.spec.name)
+        self._own_optimizers = optimizers
+        self._group_parameters()
+
+    def _set_lr(self, lr: float) -> None:
+        """Components with settings of their own follow their schedules; the others keep their rates."""
+        for group in self._optimizer.param_groups:
+            if own := self._own_optimizers.get(group.get("component", "")):
+                group["lr"] = group["base_lr"] * lr_factor(own, self._num_updates)
 
     @property
     def rollout_settings(self) -> RolloutSettings:

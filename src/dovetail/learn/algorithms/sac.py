@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from dovetail.core.types import SampleRequest, View
+from dovetail.learn.algorithms._own_optimizers import OwnOptimizers
 from dovetail.learn.algorithms._soft_actor_critic import SACFamily, num_action_dims
 from dovetail.learn.algorithms.settings import SACConfig
 from dovetail.policies.trainable import TrainablePolicy
@@ -22,11 +23,12 @@ from dovetail.policies.trainable import TrainablePolicy
 __all__ = ["SAC", "SACConfig"]
 
 
-class SAC(SACFamily):
+class SAC(SACFamily, OwnOptimizers):
     """See the Algorithm contract."""
 
     Config: ClassVar[type[SACConfig]] = SACConfig
     name: ClassVar[str] = "sac"
+    _config: SACConfig
 
     def __init__(self, config: SACConfig, *, policy: TrainablePolicy, seed: int = 0) -> None:
         super().__init__(config, policy=policy, target_entropy=-0.5 * num_action_dims(policy), seed=seed)

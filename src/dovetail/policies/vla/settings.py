@@ -191,7 +191,7 @@ class UserModelConfig(NetworkPolicyConfig):
     history: dict[str, int] = Field(default_factory=dict)
     """Number of control ticks of history per key; other keys have 1."""
     horizon: int = Field(default=1, ge=1)
-    """Number of actions in a chunk. PPO needs 1."""
+    """Number of actions in a chunk."""
     language: bool = True
     """Give the model the task's prompt."""
     loss_weights: dict[str, float] = Field(default_factory=dict)

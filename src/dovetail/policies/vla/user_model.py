@@ -4,6 +4,7 @@
         def forward(self, observations, deterministic=False): ...     # actions [B, A] or chunks [B, H, A]
         def get_value(self, observations): ...                        # [B] or [B, 1]
         def evaluate_actions(self, observations, actions): ...        # log-density, entropy, and perhaps the value, [B] each
+                                                                      # of chunks: [B], or [B, H] of each action
         def imitation_loss(self, observations, actions, mask): ...    # a number, or several by name
 
 Only `forward` is required. `observations` is a TensorDict (see `observations`). As in EmbodiChain, a method may also return
@@ -65,7 +66,8 @@ def _sizes(spec: PolicySpec) -> dict[str, int]:
 
 
 class Sampled(NamedTuple):
-    """What `forward` returned: chunks [B, H, A], and what it told about them, [B]."""
+    """What `forward` returned: chunks [B, H, A], and what it told about them: their log-density, [B] or [B, H] of each
+    action of chunks, and the value [B]."""
 
     actions: Tensor
     log_prob: Tensor | None = None
@@ -103,7 +105,7 @@ class UserModel(nn.Module):
         num_rows, log_prob, value = len(observations), None, None
         if isinstance(found, TensorDictBase):
             log_prob, value = found.get("sample_log_prob", None), found.get("value", None)
-            log_prob = None if log_prob is None else self._rows(log_prob, "forward", num_rows)
+            log_prob = None if log_prob is None else self._densities(log_prob, "forward", num_rows)
             value = None if value is None else self._rows(value, "forward", num_rows)
             name = "action_chunk" if "action_chunk" in found.keys() else "action"  # noqa: SIM118 - no iterator
             found = found.get(name, None)
@@ -121,7 +123,8 @@ class UserModel(nn.Module):
         return self._rows(found, "get_value", len(observations))
 
     def evaluate(self, observations: TensorDict, actions: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
-        """The log-density of actions [B, A], the entropy, and the value if the method returns one; [B] each."""
+        """The log-density of actions [B, A] or chunks [B, H, A], the entropy, and the value if the method returns one.
+        [B] each; the first two may be [B, H] for chunks."""
         arguments = (actions,) if self._takes_actions else ()
         found = self("evaluate_actions", _shallow(observations).set("action", actions), *arguments)
         if isinstance(found, TensorDictBase):
@@ -133,7 +136,7 @@ class UserModel(nn.Module):
                 f"{self._name}.evaluate_actions should return log-density and entropy, and optionally the value, got "
                 f"{_describe(found)}"
             )
-        log_prob, entropy = (self._rows(part, "evaluate_actions", len(actions)) for part in parts[:2])
+        log_prob, entropy = (self._densities(part, "evaluate_actions", len(actions)) for part in parts[:2])
         value = None if parts[2] is None else self._rows(parts[2], "evaluate_actions", len(actions))
         return log_prob, entropy, value
 
@@ -162,6 +165,17 @@ class UserModel(nn.Module):
         return found.float().reshape(())
 
     # ---- checks
+
+    def _densities(self, found: Any, method: str, num_rows: int) -> Tensor:
+        """Those of chunks may be one for each action."""
+        if self._horizon == 1:
+            return self._rows(found, method, num_rows)
+        of_actions = (num_rows, self._horizon)
+        if isinstance(found, Tensor) and tuple(found.shape) == of_actions:
+            return found.float()
+        if isinstance(found, Tensor) and tuple(found.shape) in ((num_rows,), (num_rows, 1)):
+            return found.float().reshape(num_rows)
+        raise self._wrong(method, found, [of_actions, (num_rows,), (num_rows, 1)])
 
     def _rows(self, found: Any, method: str, num_rows: int) -> Tensor:
         if not isinstance(found, Tensor) or tuple(found.shape) not in ((num_rows,), (num_rows, 1)):

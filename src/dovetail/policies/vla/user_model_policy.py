@@ -4,18 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import cached_property
 from typing import Any, ClassVar
 
+import numpy as np
 import torch
 from torch import Generator, Tensor, nn
+from torch.nn import functional
 
-from dovetail.core.errors import UsageError
+from dovetail.core.errors import UsageError, one_line
 from dovetail.core.specs import RobotSpec
 from dovetail.core.types import ActContext, ActionChunk, Array
 from dovetail.policies.base import NetworkPolicy, policy_spec
 from dovetail.policies.components import NORMALIZER
 from dovetail.policies.device import find_device
-from dovetail.policies.inputs import check_inputs
+from dovetail.policies.inputs import check_inputs, zero_inputs
 from dovetail.policies.trainable import TrainablePolicy, ValuedPolicy
 from dovetail.policies.vla.observations import nest
 from dovetail.policies.vla.settings import MODEL, UserModelConfig
@@ -24,6 +27,8 @@ from dovetail.policies.vla.user_model import ModelClass, Sampled
 __all__ = ["UserModelConfig", "UserModelPolicy"]
 
 _FIXED_SEED = 0  # of deterministic chunks
+# of a method that is for single actions
+_MODEL_ERRORS = (UsageError, RuntimeError, ValueError, TypeError, AttributeError, LookupError, AssertionError)
 _DENSITY, _VALUE, _LOSS = "evaluate_actions", "get_value", "imitation_loss"
 
 
@@ -39,7 +44,7 @@ class UserModelPolicy(NetworkPolicy):
 
     def __new__(cls, config: UserModelConfig, *, robot: RobotSpec, seed: int = 0) -> UserModelPolicy:
         model = ModelClass.load(config.model_class)
-        if not _can_imitate(model, config.horizon):
+        if not _can_imitate(model):
             return object.__new__(UserModelPolicy)
         return object.__new__(_TrainableVla if model.missing(_VALUE, _DENSITY) else _ValuedVla)
 
@@ -70,13 +75,36 @@ class UserModelPolicy(NetworkPolicy):
 
     def why_not(self, contract: type) -> str:
         """Which methods of the model's class this contract needs; empty if it has them."""
-        name, horizon = self._config.model_class, self._config.horizon
+        name = self._config.model_class
         if contract is ValuedPolicy and (missing := self._class.missing(_VALUE, _DENSITY)):
             return f"{name} has no {' and no '.join(missing)}"
-        if contract is TrainablePolicy and not _can_imitate(self._class, horizon):
+        if contract is ValuedPolicy:
+            return self._refused_chunks
+        if contract is TrainablePolicy and self._class.missing(_LOSS):
             if self._class.missing(_DENSITY):
                 return f"{name} has no {_LOSS} and no {_DENSITY}"
-            return f"{name} has no {_LOSS}, and {_DENSITY} is for single actions (policy.horizon=1)"
+            if self._refused_chunks:
+                return f"{name} has no {_LOSS}, and {self._refused_chunks}"
+        return ""
+
+    @cached_property
+    def _refused_chunks(self) -> str:
+        """What is wrong with the densities of chunks, tried with zeros; empty for single actions."""
+        num_rows, horizon = 2, self._spec.horizon
+        if horizon == 1:
+            return ""
+        if num_rows == horizon:  # rows and actions must not be mistaken for each other
+            num_rows += 1
+        inputs = {key: np.repeat(value, num_rows, axis=0) for key, value in zero_inputs(self._spec).items()}
+        self._set_training(False)
+        try:
+            with torch.no_grad(), self._random_numbers(_FIXED_SEED):
+                features = self.features(self._tensors(inputs))
+                actions = self._model.sample(features, deterministic=True).actions
+                self._model.evaluate(features, actions)
+        except _MODEL_ERRORS as error:
+            what = f"{_DENSITY} of {self._config.model_class} does not accept chunks [B, {horizon}, A]"
+            return f"{what} of policy.horizon={horizon} ({one_line(error)})"
         return ""
 
     def warmup(self) -> None:
@@ -162,9 +190,9 @@ class _TrainableVla(UserModelPolicy):
         with self._random_numbers(_draw_seed(generator)):
             if not self._class.missing(_LOSS):
                 return self._model.imitation_loss(features, actions, mask, weights=self._config.loss_weights)
-            log_prob, _, _ = self._model.evaluate(features, actions[:, 0])
-        kept = mask[:, 0]
-        return -torch.where(kept, log_prob, 0.0).sum() / kept.sum().clamp(min=1)
+            log_prob, _, _ = self._model.evaluate(features, actions[:, 0] if horizon == 1 else actions)
+        known = mask if log_prob.ndim == 2 else mask.all(1)  # the density of a chunk needs all of it
+        return -torch.where(known, log_prob, 0.0).sum() / mask.sum().clamp(min=1)
 
 
 class _ValuedVla(_TrainableVla):
@@ -172,7 +200,7 @@ class _ValuedVla(_TrainableVla):
 
     @property
     def num_drawn(self) -> int:
-        return self._spec.action.shape[0]
+        return self._spec.horizon * self._spec.action.shape[0]
 
     def value(self, features: Any) -> Tensor:
         self._set_training(False)
@@ -180,7 +208,9 @@ class _ValuedVla(_TrainableVla):
 
     def evaluate_actions(self, features: Any, drawn: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         self._set_training(False)  # the density of the same network that acted
-        log_prob, entropy, value = self._model.evaluate(features, drawn)
+        num_rows, horizon = len(features), self._spec.horizon
+        actions = drawn if horizon == 1 else drawn.view(num_rows, horizon, -1)
+        log_prob, entropy, value = self._model.evaluate(features, actions)
         method = _DENSITY
         if value is None:
             method, value = _VALUE, self._model.value(features)
@@ -190,19 +220,27 @@ class _ValuedVla(_TrainableVla):
                 f"the {what} of {self._config.model_class}.{method} has no gradient, so it would never be learned. Remove "
                 "`torch.no_grad` or `detach`"
             )
-        return log_prob, entropy, value
+        if horizon > 1 and entropy.ndim == 1:
+            entropy = (entropy / horizon)[:, None].expand(-1, horizon)
+        return self._of_each_action(log_prob), entropy, value
+
+    def _of_each_action(self, log_prob: Tensor) -> Tensor:
+        """[B, H] of chunks. The density of a whole chunk counts as that of its first action, which is always executed."""
+        if self._spec.horizon == 1 or log_prob.ndim == 2:
+            return log_prob
+        return functional.pad(log_prob[:, None], (0, self._spec.horizon - 1))
 
     def _extras(self, features: Any, sampled: Sampled) -> dict[str, Tensor]:
-        if self._spec.horizon > 1:  # not for PPO
+        if self._refused_chunks:  # PPO refuses it too; other algorithms need no density
             return {}
-        drawn, log_prob, value = sampled.actions[:, 0], sampled.log_prob, sampled.value
+        drawn, log_prob, value = sampled.actions.flatten(1), sampled.log_prob, sampled.value
         if log_prob is None or value is None:
             log_prob, _, value = self.evaluate_actions(features, drawn)
-        return {"drawn": drawn, "log_prob": log_prob, "value": value}
+        return {"drawn": drawn, "log_prob": self._of_each_action(log_prob), "value": value}
 
 
-def _can_imitate(model: ModelClass, horizon: int) -> bool:
-    return not model.missing(_LOSS) or (horizon == 1 and not model.missing(_DENSITY))
+def _can_imitate(model: ModelClass) -> bool:
+    return not (model.missing(_LOSS) and model.missing(_DENSITY))
 
 
 def _unchanged(key: str, values: Tensor) -> Tensor:
