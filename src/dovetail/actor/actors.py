@@ -72,7 +72,8 @@ class ActorConfig(Config):
     replan_after_takeover_s: float = Field(default=1.0, ge=0.0)
     """Seconds after a takeover in which the policy plans again at every tick."""
     inference_timeout_s: float = Field(default=2.0, gt=0.0)
-    """Seconds of inference after which a fault is raised. Before that, the arm holds when its chunk is used up."""
+    """Seconds of inference after which a fault is raised. Before that, the arm holds when its chunk is used up. With
+    a policy server it is at least the longest request: a time-out there means hold."""
     max_bad_chunks: int = Field(default=5, ge=1)
     """Consecutive chunks with NaN or a wrong shape before a fault is raised. Earlier ones are ignored."""
     home: Home | None = None
@@ -266,8 +267,8 @@ class SequentialActor:
 
     def run(self, order: EpisodeOrder) -> Episode | None:
         self._stopped, self._fault = False, None
-        if self._policy:
-            self._policy.reset()
+        if self._inference:
+            self._inference.reset()
         prepare_prompt(self._task, order)
         start = make_start(order, task=self._task, robot=self._robot.spec, operator=self._operator.name)
         try:
