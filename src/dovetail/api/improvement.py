@@ -132,7 +132,7 @@ class Improvement:
             "pairs": made.get("num_pairs"),
         }
         success = Performance.from_json(made["candidate"]).success if "candidate" in made else None
-        return found | ({} if success is None else _counts(success))
+        return {**found, **({} if success is None else _counts(success))}
 
     def _offer_bad(self) -> Mapping[str, Any]:
         changes = {"run.seed": self._config.run.seed + 1, "learner.warmup_updates": self._settings.bad_updates}
