@@ -155,18 +155,19 @@ def test_killed_round_continues(launch, tmp_path, answers, monkeypatch, step):
 def test_gate_of_a_person_decides_about_a_distillation(launch, tmp_path):
     """The comparison alone would deploy it."""
 
-    def stop():
-        file = tmp_path / "r/deployment.json"
-        return file.exists() and "waits for a person" in file.read_text()
+    def waits(name):
+        if not (tmp_path / "r/deployment.json").exists():
+            return False
+        state = deployment_of(tmp_path / "r")
+        return name in (state.candidate or "") and state.comparison is not None
 
     with pytest.raises(Interrupted, match="waits for a person"):
-        launch("deploy.gate=person", should_stop=stop)
-    state = deployment_of(tmp_path / "r")
-    assert "r-base-1" in state.candidate and "r-base-1" not in state.deployed.weights
+        launch("deploy.gate=person", should_stop=lambda: waits("r-base-1"))
+    assert "r-base-1" not in deployment_of(tmp_path / "r").deployed.weights
     assert not made(tmp_path / "r") and not (tmp_path / "r-round-2").exists()
     reject(tmp_path / "r", by="Ada")
-    with pytest.raises(Interrupted):  # the last one waits, too
-        launch(resume="r", should_stop=lambda: stop() and "r-base-2" in deployment_of(tmp_path / "r").candidate)
+    with pytest.raises(Interrupted, match="waits for a person"):  # the last one waits, too
+        launch(resume="r", should_stop=lambda: waits("r-base-2"))
     assert [(one["base"], one["answer"]) for one in made(tmp_path / "r")] == [("r-base-1", "rejected by Ada")]
     assert online_steps(tmp_path / "r") >= 100  # it learned on
 
