@@ -7,7 +7,9 @@ import pytest
 
 from dovetail.actor.board import Board, BoardLayout
 from dovetail.actor.inference import (
+    NO_ANSWER,
     Answer,
+    ChunkOrHold,
     InlineInference,
     ProcessInference,
     Request,
@@ -16,6 +18,7 @@ from dovetail.actor.inference import (
     next_request,
     write_answer,
 )
+from dovetail.core.errors import PolicyUnreachable
 from dovetail.testing.fakes import FakeArm, FakeArmConfig
 from support.acting import ChunkPolicy
 
@@ -172,6 +175,44 @@ def test_chunk_with_wrong_shape_becomes_nan(board, shared, shape):
 
 
 # ---- in this process
+
+
+def test_gone_server_means_hold_in_the_thread_of_a_real_clock(board, policy, monkeypatch):
+    """The reset of the episode did not arrive; it precedes the first chunk."""
+    calls, is_gone = [], True
+
+    def reset():
+        calls.append("reset")
+        if is_gone:
+            raise PolicyUnreachable("connection lost")
+
+    def act(observations, context):
+        calls.append("act")
+        return ChunkPolicy.act(policy, observations, context)
+
+    monkeypatch.setattr(policy, "reset", reset)
+    monkeypatch.setattr(policy, "act", act)
+    inference = ThreadInference(board, policy)
+    inference.reset()
+    inference.ask(request())
+    nothing = inference.answer(wait=True)
+    assert nothing.policy_version == NO_ANSWER and np.isnan(nothing.actions).all()
+    is_gone = False
+    for _ in range(2):
+        inference.ask(request())
+        assert np.isfinite(inference.answer(wait=True).actions).all()
+    inference.close()
+    assert calls == ["reset", "reset", "reset", "act", "act"]
+
+
+def test_chunk_whose_server_is_gone_means_hold(board, policy, monkeypatch):
+    def act(observations, context):
+        raise PolicyUnreachable("connection lost")
+
+    monkeypatch.setattr(policy, "act", act)
+    problems = []
+    answer = ChunkOrHold(board, policy, on_problem=problems.append).compute(request())
+    assert answer.policy_version == NO_ANSWER and problems == ["connection lost"]
 
 
 def test_inline_and_process_inference_give_the_same_answer(board, policy, shared):

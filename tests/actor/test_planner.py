@@ -297,6 +297,31 @@ def test_chunk_of_a_policy_with_a_base_is_discarded_at_takeover(mode):
     assert [request.row for request in inference.requests] == [0, 3]
 
 
+class ProposingInference(ScriptedInference):
+    """Each answer also has a chunk of the base: minus the value of the policy's chunk."""
+
+    def answer(self, *, wait):
+        answer = super().answer(wait=wait)
+        return answer and replace(answer, proposal=-answer.actions)
+
+
+def test_base_acts_alone_in_the_first_steps_of_an_episode_that_probes():
+    """The base has the values -100, -101, ... The chunk that is computed meanwhile continues at its own index."""
+    spec = replace(SPEC, base=BaseSpec(horizon=H, every=8, inputs=()))
+    planner, _ = scripted_planner(
+        Sequential(),
+        ProposingInference(reply=chunk),
+        spec=spec,
+        simulated_delay=0,
+        execution_horizon=8,
+        propose=lambda row, proposal, embedding: None,
+    )
+    planner.reset(first=0, rng=np.random.default_rng(0), deterministic=False, base_steps=3)
+    assert run(planner, range(5)) == [-100, -101, -102, 103, 104]
+    planner.reset(first=5, rng=np.random.default_rng(0), deterministic=False)
+    assert run(planner, range(5, 7)) == [200, 201]
+
+
 def test_history_restarts_after_unrecorded_time():
     planner, inference = delayed(Naive(), 0)
     run(planner, [0, 1])

@@ -94,3 +94,13 @@ def test_loop_without_a_served_base_is_refused(tmp_path):
     with pytest.raises(UsageError, match="base of type openpi"):
         dovetail.run([file, tmp_path / "other.yaml"], runs_dir=tmp_path / "runs", name="loop")
     assert not (tmp_path / "runs" / "loop").exists()
+
+
+def test_loop_with_rounds_is_refused_before_any_work(tmp_path):
+    """Its run would be followed by rounds without the evaluation that the loop needs."""
+    file = write_loop(tmp_path, 7421)
+    with pytest.raises(UsageError, match=r"Leave out run\.distill_every"):
+        dovetail.run(
+            [file], ["run.distill_every=20", "run.distill_into=base"], runs_dir=tmp_path / "runs", name="loop"
+        )
+    assert not (tmp_path / "runs").exists()

@@ -6,8 +6,9 @@ import pytest
 
 import dovetail
 from dovetail.api import rounds as api
+from dovetail.api.deployment import deployment_of, reject
 from dovetail.config.load import load
-from dovetail.core.errors import UsageError
+from dovetail.core.errors import Interrupted, UsageError
 from dovetail.core.sequential_test import Answer
 from dovetail.core.types import Purpose
 from dovetail.episodes.log import EpisodeLog
@@ -52,10 +53,10 @@ def base(tmp_path_factory):
 def launch(tmp_path, base):
     (tmp_path / "residual.yaml").write_text(RESIDUAL.replace("BASE", str(base)))
 
-    def launch(*overrides, resume=None):
+    def launch(*overrides, resume=None, **options):
         if resume is not None:
-            return dovetail.run(resume=resume, runs_dir=tmp_path)
-        return dovetail.run([tmp_path / "residual.yaml"], list(overrides), runs_dir=tmp_path, name="r")
+            return dovetail.run(resume=resume, runs_dir=tmp_path, **options)
+        return dovetail.run([tmp_path / "residual.yaml"], list(overrides), runs_dir=tmp_path, name="r", **options)
 
     return launch
 
@@ -64,7 +65,12 @@ def launch(tmp_path, base):
 def answers(monkeypatch):
     """The answers of the gate, in order."""
     planned = []
-    monkeypatch.setattr(api, "_decided", lambda folder, base, should_stop: planned.pop(0))
+
+    def offer(run, candidate, gate, **options):
+        answer = planned.pop(0)
+        return {"change": "deployed" if answer == Answer.NOT_WORSE else "rejected", "answer": answer}
+
+    monkeypatch.setattr(api, "offer", offer)
     return planned
 
 
@@ -127,11 +133,11 @@ def test_rejected_distillation_learns_on_in_the_same_run(launch, tmp_path, answe
 
 
 @pytest.mark.extended
-@pytest.mark.parametrize("step", ["_distilled", "_decided", "_successor", "train"])
+@pytest.mark.parametrize("step", ["train_candidate", "offer", "_successor", "train"])
 def test_killed_round_continues(launch, tmp_path, answers, monkeypatch, step):
     """The process dies before or in the middle of a step of the first distillation."""
     answers += [Answer.NOT_WORSE] * 3
-    target = "dovetail.api.launch.train" if step == "train" else f"dovetail.api.rounds.{step}"
+    target = "dovetail.api.distilled_candidate.train" if step == "train" else f"dovetail.api.rounds.{step}"
     with monkeypatch.context() as patched:
         patched.setattr(target, _die)
         with pytest.raises(_KilledError):
@@ -143,6 +149,27 @@ def test_killed_round_continues(launch, tmp_path, answers, monkeypatch, step):
     assert names == {"r", "r-base-1", "r-round-2", "r-base-2"}
     assert launch(resume="r").path.name == "r-round-2"  # all rounds are over: nothing happens
     assert len(made(tmp_path / "r-round-2")) == 1
+
+
+@pytest.mark.extended
+def test_gate_of_a_person_decides_about_a_distillation(launch, tmp_path):
+    """The comparison alone would deploy it."""
+
+    def waits(name):
+        if not (tmp_path / "r/deployment.json").exists():
+            return False
+        state = deployment_of(tmp_path / "r")
+        return name in (state.candidate or "") and state.comparison is not None
+
+    with pytest.raises(Interrupted, match="waits for a person"):
+        launch("deploy.gate=person", should_stop=lambda: waits("r-base-1"))
+    assert "r-base-1" not in deployment_of(tmp_path / "r").deployed.weights
+    assert not made(tmp_path / "r") and not (tmp_path / "r-round-2").exists()
+    reject(tmp_path / "r", by="Ada")
+    with pytest.raises(Interrupted, match="waits for a person"):  # the last one waits, too
+        launch(resume="r", should_stop=lambda: waits("r-base-2"))
+    assert [(one["base"], one["answer"]) for one in made(tmp_path / "r")] == [("r-base-1", "rejected by Ada")]
+    assert online_steps(tmp_path / "r") >= 100  # it learned on
 
 
 class _KilledError(RuntimeError):

@@ -100,8 +100,7 @@ def test_second_deploy_process_changes_nothing_while_one_compares(
     def compare(*given: Any, **options: Any) -> Any:
         command = [sys.executable, "-m", "dovetail.cli", "deploy", str(run), *second]
         refused.append(subprocess.run(command, capture_output=True, text=True, check=False))
-        test = SimpleNamespace(success=None)
-        return SimpleNamespace(stopped=False, b=test, answer=Answer.NOT_WORSE)
+        return SimpleNamespace(stopped=False, scores=(), answer=Answer.NOT_WORSE)
 
     monkeypatch.setattr(deployment, "compare", compare)
     monkeypatch.setattr(deployment, "_pinned", lambda candidate, runs_dir: str(candidate))

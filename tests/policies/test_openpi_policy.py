@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 import time
 import warnings
@@ -13,7 +14,7 @@ from PIL import Image
 from dovetail.actor.modes import Rtc
 from dovetail.config.load import load
 from dovetail.config.trust import check_stored
-from dovetail.core.errors import ConfigError, PluginError, PolicyError, SpecMismatch, UsageError
+from dovetail.core.errors import ConfigError, PluginError, PolicyError, PolicyUnreachable, SpecMismatch, UsageError
 from dovetail.core.types import ActContext, WeightSnapshot
 from dovetail.policies.openpi.policy import OpenpiConfig, OpenpiPolicy
 from support.openpi_servers import DIALECTS, ROBOT, Dialect, emulating, observed, openpi_client
@@ -136,6 +137,24 @@ def test_client_continues_after_a_restart():
         policy.reset()
         assert policy.act(observed(0.5), STILL).actions[0, 0, 0] == 0.5
         policy.close()
+
+
+def test_connection_that_ends_during_the_upgrade_means_hold():
+    """As through a tunnel whose other end has no server, or a server that is killed meanwhile."""
+
+    def close_at_once(listener):
+        connection, _ = listener.accept()
+        connection.close()
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=close_at_once, args=(listener,))
+        thread.start()
+        with (
+            openpi_client(f"127.0.0.1:{listener.getsockname()[1]}") as policy,
+            pytest.raises(PolicyUnreachable, match="connection lost"),
+        ):
+            policy.act(observed(), STILL)
+        thread.join()
 
 
 def test_api_key_is_sent_from_a_private_file(tmp_path):

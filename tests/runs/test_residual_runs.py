@@ -8,7 +8,8 @@ from dovetail.api.deployment import deploy, deployment_of
 from dovetail.api.distillation import distill
 from dovetail.api.policy import following_policy
 from dovetail.api.weights import find_weights
-from dovetail.core.errors import StoreError
+from dovetail.core.errors import StoreError, UsageError
+from dovetail.core.streams import stream
 from dovetail.core.types import ActContext, Outcome, Purpose, Source
 from dovetail.episodes.log import EpisodeLog
 from dovetail.policies.images.backbones import ResNet, save_backbone
@@ -82,6 +83,32 @@ def test_run_in_processes_is_identical(runs):
     other = launch(runs, RESIDUAL, "processes", "actor.layout=processes")
     assert run_digests(other)["weights"] == run_digests(runs / "whole")["weights"]
     assert run_digests(other)["episodes"] == run_digests(runs / "whole")["episodes"]
+
+
+@pytest.mark.parametrize("layout", ["one_process", pytest.param("processes", marks=pytest.mark.extended)])
+def test_base_acts_alone_at_first_in_episodes_that_probe(runs, layout):
+    """Each training episode draws 1 to 3 steps from the stream `probe` of its number; evaluations do not."""
+    settings = ("actor.probe_share=1", "actor.probe_steps=3", "run.deterministic_share=0", "operator.type=none")
+    settings = (*settings, "algorithm.base_updates=1", "algorithm.growth_updates=1", f"actor.layout={layout}")
+    run = launch(runs, RESIDUAL, f"probe-{layout}", *settings)
+    alone = {Purpose.ONLINE: [], Purpose.EVAL: []}
+    for episode in episodes(run):
+        if episode.purpose is not Purpose.DEMO:
+            proposal = episode.column("observation/proposal")
+            corrected = (episode.column("proposed") != proposal).any(axis=1)
+            alone[episode.purpose].append(int(np.argmax(corrected)) if corrected.any() else len(corrected))
+    drawn = []
+    for index in range(len(alone[Purpose.ONLINE])):
+        rng = stream(0, "probe", index)
+        rng.random()  # whether the episode probes
+        drawn.append(int(rng.integers(1, 4)))
+    assert alone[Purpose.ONLINE][1:] == drawn[1:] and len(drawn) > 1  # in the first one nothing is learned yet
+    assert alone[Purpose.EVAL][-1] == 0
+
+
+def test_probing_without_a_base_is_refused(runs):
+    with pytest.raises(UsageError, match=r"actor\.probe_share needs a policy with a base"):
+        launch(runs, BASE, "none", "actor.probe_share=0.5", "run.env_steps=30")
 
 
 def test_interrupted_run_continues_identically_without_the_run_of_its_base(runs):

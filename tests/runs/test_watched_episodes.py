@@ -79,6 +79,13 @@ def test_noise_counts_if_evaluations_have_it(make):
     assert state.watched == ["e1"]
 
 
+def test_noise_does_not_count_if_the_base_may_act_alone_at_first(make):
+    folder, state = make("run.eval_noise=true", "actor.probe_share=0.5")
+    add(folder, "e1", deterministic=False)
+    WatchedEpisodes(folder).count(state, num_episodes=1)
+    assert state.watched == []
+
+
 def test_hidden_success_does_not_count(make):
     folder, state = make("labeling.hide_success=true")
     add(folder, "e0")

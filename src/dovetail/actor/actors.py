@@ -72,7 +72,8 @@ class ActorConfig(Config):
     replan_after_takeover_s: float = Field(default=1.0, ge=0.0)
     """Seconds after a takeover in which the policy plans again at every tick."""
     inference_timeout_s: float = Field(default=2.0, gt=0.0)
-    """Seconds of inference after which a fault is raised. Before that, the arm holds when its chunk is used up."""
+    """Seconds of inference after which a fault is raised. Before that, the arm holds when its chunk is used up. With
+    a policy server it is at least the longest request: a time-out there means hold."""
     max_bad_chunks: int = Field(default=5, ge=1)
     """Consecutive chunks with NaN or a wrong shape before a fault is raised. Earlier ones are ignored."""
     home: Home | None = None
@@ -87,6 +88,11 @@ class ActorConfig(Config):
     """Seconds without a heartbeat of supervisor, guard or control loop until the arm stops. It holds after half of it."""
     tick_timeout_s: float = Field(default=30.0, gt=0.0)
     """Seconds without a tick until the control process is killed with a fault. Resets count too."""
+    probe_share: float = Field(default=0.0, ge=0.0, le=1.0)
+    """Share of the online episodes with noise in which the base of a policy `residual` or `rl_token` acts alone at first.
+    Data then cover states that the base reaches (PLD)."""
+    probe_steps: int = Field(default=50, ge=1)
+    """Largest number of such steps. Each of these episodes draws its own, from 1 on."""
     swap_weights: Literal["episode", "chunk"] = "episode"
     """Load new weights between episodes or between chunks."""
 
@@ -148,6 +154,10 @@ def make_loop(
 ) -> ControlLoop:
     """Build the control loop for any kind of inference."""
     planner = None
+    if config.probe_share and policy is not None and policy.base is None:
+        raise ConfigError(
+            f"actor.probe_share needs a policy with a base, such as residual; policy '{policy.name}' has none. Set it to 0"
+        )
     if policy is not None and inference is not None:
         default = max(1, policy.horizon // 2) if mode.overlaps else policy.horizon
         planner = Planner(
@@ -178,6 +188,8 @@ def make_loop(
         health_check=health_check,
         replan_after_takeover_s=config.replan_after_takeover_s,
         wait_for_start=config.wait_for_start,
+        probe_share=config.probe_share,
+        probe_steps=config.probe_steps,
         home=config.home,
     )
 
@@ -266,8 +278,8 @@ class SequentialActor:
 
     def run(self, order: EpisodeOrder) -> Episode | None:
         self._stopped, self._fault = False, None
-        if self._policy:
-            self._policy.reset()
+        if self._inference:
+            self._inference.reset()
         prepare_prompt(self._task, order)
         start = make_start(order, task=self._task, robot=self._robot.spec, operator=self._operator.name)
         try:

@@ -76,6 +76,8 @@ class ControlLoop:
         health_check: HealthCheck | None = None,
         replan_after_takeover_s: float = 1.0,
         wait_for_start: bool = False,
+        probe_share: float = 0.0,
+        probe_steps: int = 1,
         home: Home | None = None,
     ) -> None:
         self._robot, self._task, self._operator, self._planner = robot, task, operator, planner
@@ -90,6 +92,7 @@ class ControlLoop:
         )
         self._settle_ticks = round(replan_after_takeover_s * robot.spec.control_hz)
         self._wait_for_start, self._home = wait_for_start, home
+        self._probe_share, self._probe_steps = probe_share, probe_steps
         self._last = Observation(time_ns=0, values={})
         self._reset_start_ns = 0
         self._reset_end_ns: int | None = None
@@ -249,7 +252,15 @@ class ControlLoop:
                 first=self._first,
                 rng=stream(order.seed, f"{order.purpose}/policy", order.index),
                 deterministic=order.deterministic,
+                base_steps=self._base_steps(order),
             )
+
+    def _base_steps(self, order: EpisodeOrder) -> int:
+        """Steps that the base takes alone at first. Episodes without noise show how the policy itself does."""
+        if order.purpose is not Purpose.ONLINE or order.deterministic:
+            return 0
+        rng = stream(order.seed, "probe", order.index)
+        return int(rng.integers(1, self._probe_steps + 1)) if rng.random() < self._probe_share else 0
 
     def _reset_operator(self, order: EpisodeOrder) -> None:
         self._board.beat_control(0)  # the first reset connects the operator's device, which may take seconds

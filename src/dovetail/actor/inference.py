@@ -12,21 +12,25 @@ import numpy as np
 
 from dovetail.actor.board import Board
 from dovetail.core.contracts import Policy
+from dovetail.core.errors import PolicyUnreachable
 from dovetail.core.proposals import EMBEDDING, PROPOSAL
 from dovetail.core.types import ActContext, Array
 
 __all__ = [
     "NO_ANSWER",
     "Answer",
+    "ChunkOrHold",
     "Inference",
     "InlineInference",
     "ProcessInference",
     "Request",
     "ThreadInference",
     "compute_chunk",
+    "no_chunk",
 ]
 
 
+_PAUSE_S = 0.2  # after a failed connection to a policy server
 NO_ANSWER = -1  # in place of a version: the policy's server is gone, so the arm holds and asks again
 
 
@@ -83,12 +87,53 @@ def compute_chunk(board: Board, policy: Policy, request: Request) -> Answer:
     )
 
 
+class ChunkOrHold:
+    """Computes chunks on the real clock. While the policy's server is gone or too slow, its answers make the arm hold and
+    ask again. A `reset` that did not arrive precedes the next chunk."""
+
+    def __init__(
+        self, board: Board, policy: Policy, *, on_problem: Callable[[str], None] = lambda line: None
+    ) -> None:
+        self._board, self._policy, self._on_problem = board, policy, on_problem
+        self._reset_is_due = False
+
+    def reset(self) -> None:
+        self._reset_is_due = True
+        try:
+            self._reset()
+        except PolicyUnreachable as error:
+            self._on_problem(str(error))
+
+    def compute(self, request: Request) -> Answer:
+        try:
+            self._reset()
+            return compute_chunk(self._board, self._policy, request)
+        except PolicyUnreachable as error:
+            self._on_problem(str(error))
+            time.sleep(_PAUSE_S)
+            return no_chunk(self._board, request, version=NO_ANSWER)
+
+    def _reset(self) -> None:
+        if self._reset_is_due:
+            self._policy.reset()
+            self._reset_is_due = False
+
+
+def no_chunk(board: Board, request: Request, *, version: int) -> Answer:
+    """An answer without actions (NaN), on which the control loop does not act."""
+    nothing = np.full(board.layout.chunk, np.nan, np.float32)
+    return Answer(id=request.id, actions=nothing, policy_version=version, latency_ns=0)
+
+
 class InlineInference:
     """Computes in the caller's thread. For simulated time."""
 
     def __init__(self, board: Board, policy: Policy) -> None:
         self._board, self._policy = board, policy
         self._answer: Answer | None = None
+
+    def reset(self) -> None:
+        self._policy.reset()
 
     def ask(self, request: Request) -> None:
         self._answer = compute_chunk(self._board, self._policy, request)
@@ -99,17 +144,20 @@ class InlineInference:
 
 
 class ThreadInference:
-    """Computes in another thread of this process, which shares the interpreter lock with the control loop."""
+    """Computes in another thread of this process, which shares the interpreter lock with the control loop. For real time."""
 
     def __init__(self, board: Board, policy: Policy) -> None:
-        self._board, self._policy = board, policy
+        self._chunks = ChunkOrHold(board, policy)
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="inference")
         self._future: Future[Answer] | None = None
+
+    def reset(self) -> None:
+        self._chunks.reset()
 
     def ask(self, request: Request) -> None:
         if self._future is not None:
             self._future.cancel()  # no effect if it has begun
-        self._future = self._pool.submit(compute_chunk, self._board, self._policy, request)
+        self._future = self._pool.submit(self._chunks.compute, request)
 
     def answer(self, *, wait: bool) -> Answer | None:
         if self._future is None or not (wait or self._future.done()):

@@ -95,8 +95,9 @@ class Planner:
         self._rng = np.random.default_rng(0)
         self.reset(first=0, rng=self._rng, deterministic=False)
 
-    def reset(self, *, first: int, rng: np.random.Generator, deterministic: bool) -> None:
-        """Start a new episode at row `first`."""
+    def reset(self, *, first: int, rng: np.random.Generator, deterministic: bool, base_steps: int = 0) -> None:
+        """Start a new episode at row `first`. The base acts alone in its first `base_steps`."""
+        self._alone_until = first + base_steps
         self._rng, self._deterministic = rng, deterministic
         self._chunk_id = -1
         self._num_bad = 0
@@ -149,8 +150,9 @@ class Planner:
             self._check_stall()
             return None
         index = tick - plan.origin
+        alone = self.proposal_for(tick) if tick < self._alone_until else None
         return PlannedAction(
-            action=plan.actions[index],
+            action=plan.actions[index] if alone is None else alone[0],
             policy_version=plan.policy_version,
             chunk_id=plan.chunk_id,
             chunk_index=index,

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from dovetail.api.comparison import MAX_PAIRS, Comparison, OnPair, compare
 from dovetail.api.evaluation import evaluate
@@ -17,8 +18,9 @@ from dovetail.core.errors import RunFolderError, UsageError
 from dovetail.runs.deployment import Deployment, deployment_lock
 from dovetail.runs.deployment_request import Change, request_change
 from dovetail.runs.folder import RunFolder
+from dovetail.runs.paired_comparison import PairedComparison, PlayedPair
 
-__all__ = ["Decision", "approve", "deploy", "deployment_of", "roll_back", "watch"]
+__all__ = ["Decision", "approve", "deploy", "deployment_of", "reject", "roll_back", "watch"]
 
 _FIRST_SEED = 5000  # of watched episodes: other resets than those of learning and comparing
 
@@ -44,6 +46,7 @@ def deploy(
     num_episodes: int = MAX_PAIRS,
     margin: float | None = None,
     seed: int | None = None,
+    gate: Literal["compare", "person"] = "compare",
     runs_dir: Path | str = RUNS_DIR,
     on_pair: OnPair = lambda comparison: None,
     should_stop: Callable[[], bool] = lambda: False,
@@ -53,7 +56,8 @@ def deploy(
     """Compare a candidate with the deployed policy of a run, and deploy it if it is not worse: see `compare`.
 
     The candidate is a run, RUN/weights/v00000009.json or a checkpoint. If it is worse, or the comparison cannot tell, it is
-    rejected. Each decision is an event of the run.
+    rejected. With gate="person" it waits instead, whatever the answer: `approve` or `reject` it. Each decision is an event
+    of the run.
     """
     with _changing(run, runs_dir) as deployment:
         deployment.propose(_pinned(candidate, Path(runs_dir)))
@@ -74,12 +78,14 @@ def deploy(
             raise UsageError(
                 "the comparison was stopped, so nothing was deployed. The candidate stays: run it again"
             )
-        success = comparison.b.success
-        return Decision(
-            # the lower limit: the rate of a few episodes is often too high by luck, and that would raise false alarms
-            deployed=deployment.decide(comparison.answer, rate=None if success is None else success.low),
-            comparison=comparison,
-        )
+        pairs = tuple(PlayedPair(ids=("", ""), scores=scores) for scores in comparison.scores)
+        made = PairedComparison(number=deployment.num_compared, max_pairs=num_episodes, margin=margin, pairs=pairs)
+        deployment.add_pairs(made)
+        if gate == "person":
+            deployment.wait_for_person()
+            return Decision(deployed=False, comparison=comparison)
+        deployed = deployment.decide(comparison.answer, rate=made.expected_rate)
+        return Decision(deployed=deployed, comparison=comparison)
 
 
 def approve(
@@ -93,11 +99,17 @@ def approve(
     and does it between two episodes."""
     if candidate is not None:
         with _changing(run, runs_dir) as deployment:
-            deployment.propose(str(Path(candidate)))
+            deployment.propose(_pinned(candidate, Path(runs_dir)))
             deployment.approve(by=by)
         return True
     state = deployment_of(run, runs_dir=runs_dir)
     return request_change(state.folder, Change.APPROVE, seen=state.candidate or "", by=by)
+
+
+def reject(run: Run | str | Path, *, by: str = "a person", runs_dir: Path | str = RUNS_DIR) -> bool:
+    """Drop the candidate. False: the run is active, and does it between two episodes."""
+    state = deployment_of(run, runs_dir=runs_dir)
+    return request_change(state.folder, Change.REJECT, seen=state.candidate or "", by=by)
 
 
 def roll_back(run: Run | str | Path, *, by: str = "a person", runs_dir: Path | str = RUNS_DIR) -> bool:
@@ -165,5 +177,6 @@ def _pinned(candidate: str | Path, runs_dir: Path) -> str:
     """The candidate by a name that does not change when its run learns on."""
     source = find_weights(candidate, runs_dir=runs_dir)
     if source.checkpoint is not None:
-        return str(source.checkpoint)
-    return str(source.folder.weights / f"v{source.snapshot().version:08d}.json")
+        return str(source.checkpoint.absolute())
+    version = source.snapshot().version if source.version is None else source.version
+    return str((source.folder.weights / f"v{version:08d}.json").absolute())

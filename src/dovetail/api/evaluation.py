@@ -13,7 +13,7 @@ from dovetail.api.names import RUNS_DIR
 from dovetail.api.opened_run import Run
 from dovetail.api.readiness import refuse_without_verdict
 from dovetail.api.viewing import with_viewer
-from dovetail.api.weights import WeightSource, brings_weights, find_weights
+from dovetail.api.weights import WeightSource, acting_weights, brings_weights, find_weights
 from dovetail.config.load import Overrides, load_saved
 from dovetail.config.schema import RunConfig
 from dovetail.core.clock import SimulatedClock
@@ -108,14 +108,19 @@ def evaluate(
     announce: Callable[[str], None] = lambda line: None,
     on_link: OnLink = connect_nothing,
 ) -> Evaluation:
-    """Evaluate a run's newest weights, a `version` of them, its `best` checkpoint, or a checkpoint by its path.
+    """Evaluate what is deployed in a run (its newest weights, unless others were deployed), a `version` of its weights, its
+    `best` checkpoint, or a checkpoint by its path.
 
     `overrides` change the run's settings (`{"actor.type": "rtc"}`), `seed` the resets. The default number of episodes is
     the run's `run.eval_episodes`. The result is also written to the run's events.jsonl.
     """
     target = run.path if isinstance(run, Run) else run
     source = find_weights(target, version=version, best=best, runs_dir=Path(runs_dir))
-    config = load_saved(source.folder.path, overrides, quiet=True).config if overrides else source.folder.config
+    config = _settings(source, overrides)
+    if not brings_weights(config, run=source.folder.config):
+        source = acting_weights(target, version=version, best=best, runs_dir=Path(runs_dir))
+    if not source.is_own:
+        config = _with_policy_of(source, config, overrides)
     config = with_viewer(config, viewer=viewer, realtime=realtime)
     refuse_without_verdict(config)
     _refuse_other_rate(source.folder.config, config)
@@ -123,7 +128,7 @@ def evaluate(
         config = config.model_copy(update={"run": config.run.model_copy(update={"seed": seed})})
     arms, label, used, not_recorded = [], "", None, ""
     for robot, own in arms_of(config):
-        with _link_maker(source.folder.path, robot, own, announce, on_link) as link:
+        with _link_maker(source.named.path, robot, own, announce, on_link) as link:
             arm, label, used = _evaluate_arm(
                 source,
                 own,
@@ -140,6 +145,21 @@ def evaluate(
     return Evaluation(
         weights=label, version=used, seed=config.run.seed, arms=tuple(arms), not_recorded=not_recorded
     )
+
+
+def _settings(source: WeightSource, overrides: Overrides) -> RunConfig:
+    if not overrides:
+        return source.folder.config
+    return load_saved(source.folder.path, overrides, quiet=True).config
+
+
+def _with_policy_of(source: WeightSource, config: RunConfig, overrides: Overrides) -> RunConfig:
+    """The settings of a run for the policy of another one, which is deployed in it."""
+    from dovetail.api.contenders import check_same, played_settings
+
+    own = _settings(source, overrides)
+    check_same([WeightSource(folder=source.named), source], [config, own])
+    return played_settings(config, own, seed=config.run.seed)
 
 
 def _refuse_other_rate(trained: RunConfig, config: RunConfig) -> None:
@@ -180,7 +200,7 @@ def _evaluate_arm(
     try:
         if link is None and not isinstance(assembly.clock, SimulatedClock):
             raise UsageError(
-                f"{source.folder.path} is in use or cannot be written, so `dovetail stop` could not stop the arm. Wait "
+                f"{source.named.path} is in use or cannot be written, so `dovetail stop` could not stop the arm. Wait "
                 "for the run to end, or evaluate a copy of the folder"
             )
         snapshot = None if own_weights else source.snapshot(assembly)
@@ -198,7 +218,8 @@ def _evaluate_arm(
     finally:
         assembly.close()
     label = source.label(snapshot) if snapshot else f"the {config.policy.type} policy"
-    version = snapshot.version if snapshot is not None and source.checkpoint is None else None
+    is_version = snapshot is not None and source.checkpoint is None and source.is_own
+    version = snapshot.version if snapshot is not None and is_version else None
     return ArmEvaluation(robot=robot, scores=tuple(scores), num_requested=total), label, version
 
 
@@ -247,7 +268,7 @@ def _record(
     if version is not None:
         facts["version"] = version
     try:
-        source.folder.event("eval", **facts)
+        source.named.event("eval", **facts)
     except OSError as error:  # the run may be read-only
-        return f"{source.folder.path / 'events.jsonl'}: {error.strerror}"
+        return f"{source.named.path / 'events.jsonl'}: {error.strerror}"
     return ""

@@ -9,16 +9,18 @@ is bad on purpose. `improvement.json` in NAME has the steps that are done, so a 
 from __future__ import annotations
 
 import dataclasses
-import shutil
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from dovetail.api.distilled_candidate import offer, train_candidate
 from dovetail.api.served_process import served
+from dovetail.config.deploy import DeployConfig
 from dovetail.config.improve import ImproveConfig
 from dovetail.config.schema import PluginSection, RunConfig
 from dovetail.core.errors import Interrupted, UsageError
+from dovetail.core.figures import Performance
 from dovetail.core.stats import Rate
 from dovetail.policies.remote.handshake import make_token
 from dovetail.runs.folder import RunFolder
@@ -41,6 +43,10 @@ def with_served_base(config: RunConfig, folder: Path) -> RunConfig:
     base = getattr(config.policy.config, "base", {})
     if config.policy.type != "residual" or base.get("type") != "openpi":
         raise UsageError("`improve` needs policy.type=residual with a base of type openpi, which the loop serves")
+    if config.run.distill_every is not None:
+        raise UsageError(
+            "`improve` distills once, after the run. Leave out run.distill_every, or the section `improve`"
+        )
     served_base = {**base, "api_key_file": str(folder.absolute() / _TOKEN)}
     policy = config.policy.config.model_copy(update={"base": served_base})
     return config.model_copy(update={"policy": dataclasses.replace(config.policy, config=policy)})
@@ -103,54 +109,30 @@ class Improvement:
         return _result(self._folder)
 
     def _distill(self) -> Mapping[str, Any]:
-        from dovetail.api.distillation import LINEAGE, distill
-        from dovetail.api.launch import train
-
-        path = self._run_path("distilled")
-        if path.exists() and not (path / LINEAGE).is_file():
-            shutil.rmtree(path)  # it was interrupted while its demonstrations were copied
-        if path.exists():
-            continued: RunOptions = {**self._options, "resume": path}
-            train(**continued)
-        else:
-            distill(
-                self._folder.path,
-                self._run_path("base"),
-                self._settings.distill_settings,
-                name=path.name,
-                num_updates=self._settings.distill_updates,
-                runs_dir=path.parent,
-                should_stop=self._should_stop,
-                on_progress=self._options.get("on_progress"),
-            )
-        return _result(RunFolder.open(path))
+        made = train_candidate(
+            self._run_path("distilled"),
+            self._folder.path,
+            self._run_path("base"),
+            self._settings.distill_settings,
+            num_updates=self._settings.distill_updates,
+            evaluate=True,
+            options=self._options,
+        )
+        return _result(made)
 
     def _offer(self, candidate: Path) -> Mapping[str, Any]:
         """Give a candidate to the gate."""
-        from dovetail.api.deployment import deploy, deployment_of
-
+        gate = self._config.deploy or DeployConfig()
+        gate = gate.model_copy(update={"max_pairs": self._settings.gate_episodes, "margin": None})
         base = self._run_path("base")
-        if Path(deployment_of(base).deployed.weights).is_relative_to(candidate):
-            return {"deployed": True}  # the loop was interrupted after the decision
-        try:
-            decision = deploy(
-                base,
-                candidate,
-                num_episodes=self._settings.gate_episodes,
-                runs_dir=base.parent,
-                should_stop=self._should_stop,
-            )
-        except UsageError as error:
-            if self._should_stop():
-                raise Interrupted("the comparison was stopped") from error
-            raise
-        success = decision.comparison.b.success
-        return {
-            "deployed": decision.deployed,
-            "answer": decision.comparison.answer.value,
-            "pairs": decision.comparison.test.num_pairs,
-            **({} if success is None else _counts(success)),
+        made = offer(base, candidate, gate, should_stop=self._should_stop, announce=self._announce)
+        found = {
+            "deployed": made["change"] == "deployed",
+            "answer": made["answer"],
+            "pairs": made.get("num_pairs"),
         }
+        success = Performance.from_json(made["candidate"]).success if "candidate" in made else None
+        return {**found, **({} if success is None else _counts(success))}
 
     def _offer_bad(self) -> Mapping[str, Any]:
         changes = {"run.seed": self._config.run.seed + 1, "learner.warmup_updates": self._settings.bad_updates}
@@ -208,7 +190,7 @@ def describe(step: Mapping[str, Any]) -> str:
         parts.append(f"success {Rate(successes=step['successes'], episodes=step['episodes'])}")
     if "deployed" in step:
         parts.append("deployed" if step["deployed"] else "rejected")
-    if "answer" in step:
+    if step.get("pairs"):
         parts.append(f"'{step['answer']}' after {step['pairs']} pairs of episodes")
     return ", ".join(parts)
 

@@ -8,12 +8,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from dovetail.api.deployment import deploy, deployment_of
-from dovetail.api.distillation import LINEAGE, prepare_distillation
+from dovetail.api.distillation import LINEAGE
+from dovetail.api.distilled_candidate import offer, train_candidate
+from dovetail.api.launch import RunOptions
 from dovetail.api.names import check_name
 from dovetail.config.deploy import DeployConfig
-from dovetail.core.errors import Interrupted, StoreError, UsageError
-from dovetail.core.sequential_test import Answer
+from dovetail.core.errors import StoreError
 from dovetail.runs.folder import RunFolder
 from dovetail.runs.rounds import Distillation, Rounds
 from dovetail.weights.store import DiskWeightStore
@@ -40,39 +40,27 @@ def next_round(
     if env_steps is None:
         return None
     number = _lineage(folder).get("num_distilled", 0) + len(rounds.made) + 1
-    base = _distilled(folder, f"{_stem(folder)}-base-{number}", should_stop, announce)
-    answer = _decided(folder, base, should_stop)
-    announce(f"{base.path.name} is '{answer}'" + (": deployed" if answer == Answer.NOT_WORSE else ": rejected"))
+    path = folder.path.with_name(f"{_stem(folder)}-base-{number}")
+    announce(f"distilling {folder.path.name} into {path.name}")
+    num_updates, options = folder.config.run.distill_updates, RunOptions(should_stop=should_stop)
+    base = train_candidate(path, folder.path, _into(folder), num_updates=num_updates, options=options)
+    gate = folder.config.deploy or DeployConfig()
+    decision = offer(folder.path, path, gate, should_stop=should_stop, announce=announce)
+    announce(f"{path.name} is '{decision['answer']}': {decision['change']}")
     successor = None
-    if answer == Answer.NOT_WORSE and not has_ended:
+    if decision["change"] == "deployed" and not has_ended:
         successor = _successor(folder, base, env_steps=env_steps, num_distilled=number)
     rounds.record(
         Distillation(
             env_steps=env_steps,
-            base=base.path.name,
-            answer=answer,
+            base=path.name,
+            answer=decision["answer"],
             successor=None if successor is None else successor.path.name,
         )
     )
     if successor is not None:
         return successor.path
     return None if has_ended else folder.path
-
-
-def _distilled(folder: RunFolder, name: str, should_stop: Callable[[], bool], announce: Announce) -> RunFolder:
-    """The new base, trained. One that a killed process began is completed."""
-    from dovetail.api.launch import train
-
-    run, path = folder.config.run, folder.path.parent / name
-    if path.exists() and not (path / LINEAGE).exists():
-        shutil.rmtree(path)  # its demonstrations are not complete
-    if not path.exists():
-        announce(f"distilling {folder.path.name} into {name}")
-        prepare_distillation(
-            folder.path, _into(folder), name=name, num_updates=run.distill_updates, runs_dir=folder.path.parent
-        )
-    train(resume=path, runs_dir=folder.path.parent, evaluate=False, should_stop=should_stop)
-    return RunFolder.open(path)
 
 
 def _into(folder: RunFolder) -> str | Path:
@@ -82,27 +70,6 @@ def _into(folder: RunFolder) -> str | Path:
     if named is not None and not _lineage(folder):
         return named
     return Path(base["run"]).expanduser()
-
-
-def _decided(folder: RunFolder, base: RunFolder, should_stop: Callable[[], bool]) -> str:
-    """The answer of the gate; the run that is over has the decision in its `deployment.json`."""
-    if deployment_of(folder.path).deployed.weights.startswith(f"{base.weights}/"):
-        return Answer.NOT_WORSE  # decided before a kill
-    gate = folder.config.deploy or DeployConfig()
-    try:
-        decision = deploy(
-            folder.path,
-            base.path,
-            num_episodes=gate.max_pairs,
-            margin=gate.margin,
-            runs_dir=folder.path.parent,
-            should_stop=should_stop,
-        )
-    except UsageError:
-        if should_stop():
-            raise Interrupted from None
-        raise
-    return decision.comparison.answer
 
 
 def _successor(folder: RunFolder, base: RunFolder, *, env_steps: int, num_distilled: int) -> RunFolder:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,8 +11,9 @@ from dovetail.api.names import RUNS_DIR, find_run
 from dovetail.config.plugins import resolve
 from dovetail.config.schema import RunConfig
 from dovetail.core.abilities import BringsWeights, NamesCheckpoint
-from dovetail.core.errors import CheckpointError, StoreError, UsageError
+from dovetail.core.errors import CheckpointError, DovetailError, StoreError, UsageError
 from dovetail.core.types import WeightSnapshot
+from dovetail.runs.deployment import Deployment
 from dovetail.runs.folder import RunFolder
 from dovetail.weights.store import DiskWeightStore
 
@@ -20,7 +21,7 @@ if TYPE_CHECKING:  # loads torch
     from dovetail.core.contracts import Algorithm
     from dovetail.runs.assembly.build import Assembly
 
-__all__ = ["WeightSource", "brings_weights", "find_weights"]
+__all__ = ["WeightSource", "acting_weights", "brings_weights", "find_weights"]
 
 _VERSION_FILE = re.compile(r"v(\d+)\.json")
 _LEARNER_PREFIX = "algorithm/"
@@ -33,6 +34,18 @@ class WeightSource:
     folder: RunFolder
     checkpoint: Path | None = None
     version: int | None = None
+    deployed_in: RunFolder | None = None
+    """The run that was named, if these weights act for it."""
+
+    @property
+    def named(self) -> RunFolder:
+        """The run that was named: its STOP, its token and its events."""
+        return self.deployed_in or self.folder
+
+    @property
+    def is_own(self) -> bool:
+        """Whether the run that was named has trained them."""
+        return self.named.path.resolve() == self.folder.path.resolve()
 
     def snapshot(self, assembly: Assembly | None = None) -> WeightSnapshot:
         """Read the weights. A checkpoint needs the run's policy, which `assembly` has; without one, it is built."""
@@ -49,8 +62,12 @@ class WeightSource:
 
     def label(self, snapshot: WeightSnapshot) -> str:
         if self.checkpoint is None:
-            return f"weights version {snapshot.version}"
-        return "best checkpoint" if self.checkpoint.name == "best" else "checkpoint"
+            what = f"weights version {snapshot.version}"
+        else:
+            what = "best checkpoint" if self.checkpoint.name == "best" else "checkpoint"
+        if self.deployed_in is None:
+            return what
+        return f"{what}{'' if self.is_own else f' of {self.folder.path}'}, deployed in {self.deployed_in.path}"
 
     def _from_checkpoint(self, path: Path, assembly: Assembly | None) -> WeightSnapshot:
         """The policy in the learner's state; if several arms learned, the policy that they share."""
@@ -114,3 +131,23 @@ def find_weights(
             f"{path} is not a checkpoint: name a run, RUN/checkpoints/best or RUN/weights/v00000009.json"
         )
     return WeightSource(folder=RunFolder.open(find_run(target, runs_dir)), version=version)
+
+
+def acting_weights(
+    target: str | Path, *, version: int | None = None, best: bool = False, runs_dir: Path = RUNS_DIR
+) -> WeightSource:
+    """The weights with which a name acts: if it is a run, those that are deployed in it. Otherwise as `find_weights`."""
+    source = find_weights(target, version=version, best=best, runs_dir=runs_dir)
+    is_explicit = source.checkpoint is not None or source.version is not None
+    if is_explicit or Path(target).resolve() == source.folder.weights.resolve():
+        return source
+    deployed = Deployment.load(source.folder).deployed
+    if deployed.version is not None or Path(deployed.weights).resolve() == source.folder.path.resolve():
+        return source  # the run's own: those that its gate has pinned, or the newest
+    try:
+        return replace(find_weights(deployed.weights), deployed_in=source.folder)
+    except DovetailError as error:
+        raise UsageError(
+            f"{deployed.weights} is deployed in {source.folder.path} and cannot be read: {error}. Roll it back (dovetail "
+            f"deploy {source.folder.path} --roll-back), or name {source.folder.weights}"
+        ) from error

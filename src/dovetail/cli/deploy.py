@@ -78,6 +78,7 @@ def deploy(
     approve: Annotated[
         bool, typer.Option("--approve", help="Deploy it without a comparison. Default: the candidate of the gate.")
     ] = False,
+    reject: Annotated[bool, typer.Option("--reject", help="Drop the candidate that waits for a person.")] = False,
     roll_back: Annotated[bool, typer.Option("--roll-back", help="Return to the policy before.")] = False,
     watch: Annotated[
         int | None,
@@ -111,10 +112,13 @@ def deploy(
     from dovetail.cli._terminal import say
 
     state = api.deployment_of(run, runs_dir=runs_dir)
-    if roll_back or approve:
-        done = (
-            api.roll_back(run, runs_dir=runs_dir) if roll_back else api.approve(run, candidate, runs_dir=runs_dir)
-        )
+    if roll_back or reject or approve:
+        if roll_back:
+            done = api.roll_back(run, runs_dir=runs_dir)
+        elif reject:
+            done = api.reject(run, runs_dir=runs_dir)
+        else:
+            done = api.approve(run, candidate, runs_dir=runs_dir)
         if not done:
             say("the run is active: it does this between two episodes")
         state = api.deployment_of(run, runs_dir=runs_dir)

@@ -214,12 +214,12 @@ def _shared_token(runs_dir: Path) -> Path:
 
 def _open_run(target: str, version: int | None, runs_dir: Path) -> _Opened:
     from dovetail.api.policy import following_policy
-    from dovetail.api.weights import find_weights
+    from dovetail.api.weights import acting_weights
     from dovetail.policies.remote.handshake import make_token
 
-    source = find_weights(target, version=version, runs_dir=runs_dir)
+    source = acting_weights(target, version=version, runs_dir=runs_dir)
     return _Opened(
-        make_token=lambda: make_token(_own_token_file(source.folder.path)),
+        make_token=lambda: make_token(_own_token_file(source.named.path)),
         policy=lambda log, place: following_policy(source, log=log, place=place),
     )
 

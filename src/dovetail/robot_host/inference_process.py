@@ -7,14 +7,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from dovetail.actor.board import Board
-from dovetail.actor.inference import NO_ANSWER, Answer, Request, compute_chunk, next_request, write_answer
+from dovetail.actor.inference import Answer, ChunkOrHold, Request, next_request, no_chunk, write_answer
 from dovetail.config.policy_server import LearningServerConfig
 from dovetail.config.schema import PluginSection
 from dovetail.core.contracts import Policy
-from dovetail.core.errors import PolicyError, PolicyUnreachable, StoreError
+from dovetail.core.errors import PolicyError, StoreError
 from dovetail.core.specs import RobotSpec
 from dovetail.processes.wakeup import WakeupReader, WakeupWriter, wait_for
 from dovetail.robot_host.following_policy import FollowingPolicy
@@ -24,7 +22,7 @@ from dovetail.weights.store import DiskWeightStore
 
 __all__ = ["run"]
 
-_PAUSE_S = 0.2  # after a failure, for example of the connection to a policy server
+_PAUSE_S = 0.2  # after a failure
 
 
 def run(context: ProcessContext) -> None:
@@ -50,6 +48,7 @@ def run(context: ProcessContext) -> None:
     problems: list[str] = []
     with FollowingPolicy(make, store=store, on_problem=problems.append) as policy:
         policy.following = False  # until an episode of online learning begins
+        chunks = ChunkOrHold(board, policy, on_problem=problems.append)
         version = board.request.version
         context.report_ready()
         while True:
@@ -59,27 +58,27 @@ def run(context: ProcessContext) -> None:
             request = next_request(board, newer_than=version)
             if request is not None:
                 version, question = request
-                write_answer(board, _compute(board, policy, question, problems))
+                write_answer(board, _compute(board, chunks, question, problems))
                 answers.wake()
             elif (message := channel.receive(timeout_s=0.0)) is not None:
                 if "close" in message:
                     return
-                channel.send(_handle(message, policy, problems))
+                channel.send(_handle(message, policy, chunks, problems))
 
 
-def _compute(board: Board, policy: FollowingPolicy, request: Request, problems: list[str]) -> Answer:
+def _compute(board: Board, chunks: ChunkOrHold, request: Request, problems: list[str]) -> Answer:
     """The action chunk; NaN, on which the control loop does not act, if the policy fails or its server is gone."""
     try:
-        return compute_chunk(board, policy, request)
+        return chunks.compute(request)
     except PolicyError as error:
         problems.append(str(error))
         time.sleep(_PAUSE_S)
-        nothing = np.full(board.layout.chunk, np.nan, np.float32)
-        version = NO_ANSWER if isinstance(error, PolicyUnreachable) else 0
-        return Answer(id=request.id, actions=nothing, policy_version=version, latency_ns=0)
+        return no_chunk(board, request, version=0)
 
 
-def _handle(message: dict[str, Any], policy: FollowingPolicy, problems: list[str]) -> dict[str, Any]:
+def _handle(
+    message: dict[str, Any], policy: FollowingPolicy, chunks: ChunkOrHold, problems: list[str]
+) -> dict[str, Any]:
     if "load" in message:
         store = DiskWeightStore(message["folder"])
         snapshot = replace(store.load(message["load"]), version=message["version"])
@@ -90,7 +89,7 @@ def _handle(message: dict[str, Any], policy: FollowingPolicy, problems: list[str
         return {"loaded": snapshot.version}
     if "reset" in message:
         policy.following = message["follow"]
-        policy.reset()
+        chunks.reset()
     newest = problems[-1] if problems else None
     problems.clear()
     return {"problem": newest, "telemetry": policy.telemetry()}

@@ -149,6 +149,11 @@ class Deployment:
         rate = self.comparison.expected_rate if self.comparison is not None and finished else None
         self._deploy(rate, answer=f"approved by {by}")
 
+    def reject(self, *, by: str = "a person") -> None:
+        """Drop the candidate because a person rejected it."""
+        self._require_candidate("There is nothing to reject")
+        self._reject(answer=f"rejected by {by}")
+
     def wait_for_person(self) -> None:
         """The comparison is finished, and a person decides."""
         assert self.comparison is not None

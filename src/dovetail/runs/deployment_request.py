@@ -1,4 +1,4 @@
-"""A person approves the candidate of a run or rolls its deployed policy back, while the run is active or after it.
+"""A person approves or rejects the candidate of a run or rolls its deployed policy back, while the run is active or later.
 
 A run folder has one writer. If no process works in it, the change is made at once. Otherwise a request is left in the
 folder, and the run applies it between two episodes. A request names the policy that the person saw: if another one has
@@ -23,6 +23,7 @@ REQUEST = "deployment_request.json"
 
 class Change(StrEnum):
     APPROVE = "approve"
+    REJECT = "reject"
     ROLL_BACK = "roll back"
 
 
@@ -30,7 +31,8 @@ def request_change(folder: RunFolder, change: Change, *, seen: str, by: str) -> 
     """Make the change now (True), or ask the run that works in the folder (False). A run without a gate does not use its
     deployment, so it need not be asked.
 
-    `seen` names the weights that the person decided about: the candidate to approve, or the deployed policy to roll back.
+    `seen` names the weights that the person decided about: the candidate to approve or reject, or the deployed policy to
+    roll back.
     """
     check_change(Deployment.load(folder), change, seen=seen)
     if folder.config.deploy is None:
@@ -51,9 +53,9 @@ def request_change(folder: RunFolder, change: Change, *, seen: str, by: str) -> 
 
 def check_change(deployment: Deployment, change: Change, *, seen: str) -> None:
     """Raise UsageError if the change is not possible, or is about other policies than the present ones."""
-    if change is Change.APPROVE:
+    if change is not Change.ROLL_BACK:
         if deployment.candidate is None:
-            raise UsageError("there is no candidate to approve")
+            raise UsageError(f"there is no candidate to {change}")
         now, what = deployment.candidate, "candidate"
     else:
         if not deployment.earlier:
@@ -67,6 +69,8 @@ def apply_change(deployment: Deployment, change: Change, *, seen: str, by: str) 
     check_change(deployment, change, seen=seen)
     if change is Change.APPROVE:
         deployment.approve(by=by)
+    elif change is Change.REJECT:
+        deployment.reject(by=by)
     else:
         deployment.roll_back(f"{by} rolled it back")
 

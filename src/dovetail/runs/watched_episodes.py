@@ -20,13 +20,16 @@ class WatchedEpisodes:
     - a person took no step;
     - the deployed version acted from the first step to the last;
     - there was exploration noise exactly if `run.eval_noise` is set;
+    - the base did not act alone at first: episodes with noise may (`actor.probe_share`);
     - the task's own success is not hidden (`labeling.hide_success`).
     """
 
     def __init__(self, folder: RunFolder) -> None:
         config = folder.config
         self._log, self._labels = EpisodeLog(folder.episodes), LabelStore(folder.labels)
-        self._noiseless, self._hidden = not config.run.eval_noise, config.labeling.hide_success
+        self._noiseless = not config.run.eval_noise
+        probes = getattr(config.actor.config, "probe_share", 0.0) > 0.0
+        self._hidden = config.labeling.hide_success or (probes and not self._noiseless)
         self._seen: set[str] = set()
         self._version: int | None = None
         self._num_episodes = -1

@@ -16,6 +16,7 @@ __all__ = [
     "ConfiguresNormalization",
     "ConfiguresProposal",
     "ConfiguresRealtime",
+    "ConfiguresServer",
     "ConfiguresSpeed",
     "ConfiguresSwap",
     "ConfiguresTimeouts",
@@ -103,6 +104,15 @@ class ConfiguresLayout(Protocol):
     """An actor that runs in one process or in several."""
 
     layout: str
+
+
+@runtime_checkable
+class ConfiguresServer(Protocol):
+    """A policy whose chunks a server computes, or such a server. A request takes at most both times, then the arm holds."""
+
+    address: str
+    connect_timeout_s: float
+    timeout_s: float
 
 
 @runtime_checkable

@@ -115,6 +115,8 @@ def _failure(error: Exception) -> WireError:
 def _refusal(error: Exception, path: str) -> WireError:
     if isinstance(error, TimeoutError):
         return DeadlineExceeded("no connection in time")
+    if isinstance(error, OSError | EOFError | ConnectionClosed) or isinstance(error.__cause__, OSError | EOFError):
+        return ConnectionLost("connection lost")  # it ended meanwhile, or a tunnel does not reach it
     if not isinstance(error, InvalidStatus):
         return WireError("it does not speak openpi's protocol. Check policy.address and policy.path")
     status = error.response.status_code

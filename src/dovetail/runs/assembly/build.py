@@ -54,6 +54,7 @@ from dovetail.robot_host.stop_sources import StopSources
 from dovetail.robot_host.stop_watch import StopWatch
 from dovetail.robots.safety import SafeRobot
 from dovetail.runs.assembly.camera_rates import max_camera_fps
+from dovetail.runs.assembly.inference_timeout import patient_actor
 from dovetail.runs.assembly.operators import console_config
 from dovetail.runs.assembly.policy_components import (
     build_acting_policy,
@@ -241,7 +242,7 @@ class Assembly:
         if self.link is not None and isinstance(self.config.actor.config, ActorConfig):  # others cannot be shown
             health = EmergencyStopCheck(self.link.mailbox, stop=self.link.stop)
             shared = {"board": self._board(), "health_check": health}
-        actor: Actor = self.config.actor.build(
+        actor: Actor = patient_actor(self.config).build(
             robot=self.robot,
             task=self.workcell.task_for(purpose),
             operator=operator,
@@ -317,7 +318,7 @@ class Assembly:
         folder = spool.folder if spool else None
         if folder not in self._hosts:
             self._hosts[folder] = RobotHost(
-                self.config,
+                self.config.model_copy(update={"actor": patient_actor(self.config)}),
                 workcell=self.workcell,
                 policy=self.policy_spec(),
                 spool=folder,
