@@ -184,7 +184,9 @@ def _parameter_bytes(section: PluginSection, robot: RobotSpec, handle: Mapping[s
         raise StoreError(f"policy '{section.type}' is too large: {shown(one_line(error))}") from error
     if not isinstance(policy, HasTorchComponents):
         return None
-    return sum(p.numel() * p.element_size() for part in policy.components.values() for p in part.parameters())
+    parameters = (p for part in policy.components.values() for p in part.parameters())
+    num_bytes: int = sum(p.numel() * p.element_size() for p in parameters)
+    return num_bytes
 
 
 def _check_folder_size(
