@@ -93,7 +93,7 @@ def test_import_after_a_kill_between_label_and_episode_is_complete(
     class Killed(BaseException):
         pass
 
-    def kill(self: EpisodeLog, episode: object) -> None:
+    def kill(self: EpisodeLog, episode: object, **options: object) -> None:
         raise Killed
 
     with monkeypatch.context() as patched:

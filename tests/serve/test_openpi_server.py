@@ -523,8 +523,9 @@ def test_clients_that_left_leave_nothing_behind():
                 assert len(server._clients) == 1
                 if way != "closed":
                     connection.socket.shutdown(2)
-            wait_until(lambda: not server._clients and not server._batcher._active)
-            assert not server._batcher._waiting
+            # a request may wait 3 ms for others before it is dropped
+            wait_until(lambda: not server._clients)
+            wait_until(lambda: not server._batcher._active and not server._batcher._waiting)
     finally:
         stopped.set()
         thread.join(10)

@@ -14,7 +14,6 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dovetail.api.distilled_candidate import offer, train_candidate
 from dovetail.api.served_process import served
 from dovetail.config.deploy import DeployConfig
 from dovetail.config.improve import ImproveConfig
@@ -109,6 +108,8 @@ class Improvement:
         return _result(self._folder)
 
     def _distill(self) -> Mapping[str, Any]:
+        from dovetail.api.distilled_candidate import train_candidate  # it loads torch
+
         made = train_candidate(
             self._run_path("distilled"),
             self._folder.path,
@@ -122,6 +123,8 @@ class Improvement:
 
     def _offer(self, candidate: Path) -> Mapping[str, Any]:
         """Give a candidate to the gate."""
+        from dovetail.api.distilled_candidate import offer  # it loads torch
+
         gate = self._config.deploy or DeployConfig()
         gate = gate.model_copy(update={"max_pairs": self._settings.gate_episodes, "margin": None})
         base = self._run_path("base")

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 import numpy as np
 
 from dovetail.core.contracts import Algorithm
+from dovetail.core.prompts import encode_prompt
 from dovetail.core.specs import RobotSpec
 from dovetail.core.types import Array, SampleRequest
 from dovetail.testing._rig import copied, expect, expect_finite_numbers, expect_same, random_array
@@ -76,6 +77,10 @@ def random_batch(wants: SampleRequest, robot: RobotSpec, rng: np.random.Generato
             spec = robot.action if is_action else robot.observation[name.partition("/")[2]]
             flat = values.reshape(-1, *spec.shape)
             flat[:] = random_array(spec, rng, len(flat))
+        elif name == "prompt" or name.endswith("/prompt"):
+            texts = [encode_prompt(f"do thing {number}") for number in rng.integers(0, 100, len(values))]
+            values[:] = 0
+            values[:, : len(texts[0])] = texts
         else:
             values[:] = rng.integers(0, 2, values.shape)
     return batch

@@ -148,7 +148,12 @@ def test_prompt_without_room_for_the_indicator_is_refused(make):
     long = "push the red cube to the mark and " * 20
     with pytest.raises(UsageError, match=r"its advantage would be cut off\. Shorten it: '(Task: )?push the red"):
         make().act(seen(1, long), ActContext(seed=0))
-    make(advantage_input=False).act(seen(1, long), ActContext(seed=0))  # as published models do it, it is cut
+    without = make(advantage_input=False)
+    if without.family.name == "pi05":  # its state follows the prompt
+        with pytest.raises(UsageError, match="the state would be cut off"):
+            without.act(seen(1, long), ActContext(seed=0))
+    else:  # as published models do it, the prompt is cut
+        without.act(seen(1, long), ActContext(seed=0))
 
 
 def test_recap_refuses_a_vla_without_the_words(make, family):

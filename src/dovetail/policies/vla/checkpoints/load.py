@@ -50,7 +50,7 @@ def _check(files: WeightFiles, layout: Layout, network: FlowNetwork, *, name: st
     unexpected = {key for key in files.shapes.keys() - needed if not layout.is_unused(key)}
     for what, keys in (("lacks", needed - files.shapes.keys()), ("has unexpected", unexpected)):
         if keys:
-            names, rest = [shown(key) for key in sorted(keys)[:3]], len(keys) - 3
+            names, rest = [shown(key, max_chars=200) for key in sorted(keys)[:3]], len(keys) - 3
             more = f" and {rest} more" if rest > 0 else ""
             raise CheckpointError(f"{name} {what} {', '.join(names)}{more}: it does not hold a complete {model}")
     for ours, parameter in network.named_parameters():
