@@ -20,6 +20,8 @@ def json_schema() -> dict[str, Any]:
         "description": "A recipe, or a file in the same folder. This file then has only the differences.",
     }
     schema["anyOf"] = [{"required": schema.pop("required")}, {"required": ["base"]}]
+    schema["if"] = {"required": ["base"]}  # then a section may have only differences, without its type
+    schema["then"], schema["else"] = _divided(schema["properties"])
     definitions = schema.setdefault("$defs", {})
     branches: dict[str, list[dict[str, Any]]] = {kind: [] for kind in KINDS}
     for plugin in list_plugins():
@@ -33,6 +35,21 @@ def json_schema() -> dict[str, Any]:
             "oneOf": [{"type": "string"}, *known, _open_branch()],
         }
     return schema
+
+
+def _divided(properties: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Take the plugin sections out of the properties; return them for files with and without a base."""
+    sections = {name: properties.pop(name) for name in SECTION_KINDS if _names_plugin(properties[name])}
+    inherited = {"type": "object", "not": {"required": ["type"]}}
+    with_base = {name: {"anyOf": [section, inherited]} for name, section in sections.items()}
+    properties.update(dict.fromkeys(sections, True))  # known names
+    return {"properties": with_base}, {"properties": sections}
+
+
+def _names_plugin(section: dict[str, Any]) -> bool:
+    """Whether it is one plugin, not a list or mapping of them."""
+    kinds = [f"#/$defs/{kind}" for kind in KINDS]
+    return any(part.get("$ref") in kinds for part in (section, *section.get("anyOf", ())))
 
 
 def _filled_in(schema: Any) -> Any:
