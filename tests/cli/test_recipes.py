@@ -33,6 +33,9 @@ TINY = (
 EMULATED = ("igris-b", "so101")  # they need an emulator: see test_emulated_recipes.py
 
 
+WHOLE_LOOP = ("improve-served-vla",)  # several runs: see tests/api/test_improvement.py
+
+
 def test_every_task_has_a_recipe():
     tasks = {
         "push_cube",
@@ -85,9 +88,25 @@ def emulator(recipe):
         yield (f"robot.address={process.lines[0].removeprefix('http://')}",)
 
 
+@pytest.fixture
+def base(cli, tmp_path, recipe):
+    """Settings for a recipe whose policy has another run as its base: that run, hardly trained."""
+    bases = {
+        "peg-insertion-residual": "peg-insertion-offset-base",
+        "pick-place-residual": "pick-place-sft",
+        "push-cube-rlt": "push-cube-rlt-base",
+    }
+    if recipe not in bases:
+        return ()
+    folder = tmp_path / "bases"
+    made = cli("train", bases[recipe], *TINY, "--runs-dir", str(folder), "--name", "base", "--quiet")
+    assert made.code == 0, made.err
+    return (f"policy.base.run={folder / 'base'}",)
+
+
 @pytest.mark.extended
-@pytest.mark.parametrize("recipe", [recipe.name for recipe in recipes() if recipe.name not in EMULATED])
-def test_recipe_runs(cli, tmp_path, weights, classifier, emulator, recipe):
+@pytest.mark.parametrize("recipe", [one.name for one in recipes() if one.name not in (*EMULATED, *WHOLE_LOOP)])
+def test_recipe_runs(cli, tmp_path, weights, classifier, emulator, base, recipe):
     needs = {
         "peg-insertion-images": (weights,),
         "peg-insertion-classifier": classifier,
@@ -98,7 +117,7 @@ def test_recipe_runs(cli, tmp_path, weights, classifier, emulator, recipe):
             "actor.layout=one_process",
         ),
     }
-    more = needs.get(recipe, ())
+    more = (*needs.get(recipe, ()), *base)
     result = cli(
         "run", recipe, *TINY, "runtime=inline", *more, "--runs-dir", str(tmp_path), "--name", "a", "--quiet"
     )
@@ -133,9 +152,9 @@ def dovetail(*arguments, cwd):
 
 @pytest.mark.slow  # in shards: -k RECIPE
 @pytest.mark.parametrize(
-    "recipe", [recipe.name for recipe in recipes() if recipe.name not in (*EMULATED, "table")]
+    "recipe", [recipe.name for recipe in recipes() if recipe.name not in (*EMULATED, *WHOLE_LOOP, "table")]
 )  # needs a person
-def test_recipe_runs_for_a_minute_and_reports(tmp_path, weights, classifier, emulator, recipe):
+def test_recipe_runs_for_a_minute_and_reports(tmp_path, weights, classifier, emulator, base, recipe):
     """Or until its budget is spent. `dovetail eval` then evaluates the result."""
     config = load([recipe])
     more = {
@@ -144,7 +163,7 @@ def test_recipe_runs_for_a_minute_and_reports(tmp_path, weights, classifier, emu
         "franka-peg-emulated": emulator,
         **ON_ONE_MACHINE,
     }
-    settings = [*(A_WHILE[1:] if recipe in VERBS else A_WHILE), *more.get(recipe, ())]
+    settings = [*(A_WHILE[1:] if recipe in VERBS else A_WHILE), *more.get(recipe, ()), *base]
     steps, seconds = min(400, config.run.env_steps) if "ppo" not in recipe else 20_000, 0.0
     while True:
         name, began_s = f"a{steps}", time.monotonic()

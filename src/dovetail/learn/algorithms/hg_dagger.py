@@ -47,7 +47,7 @@ class HGDAgger(Descent):
         whole_corrections = View(part="human", min_source_run=spec.horizon)
         num_demo = round(config.batch_size * config.demo_share)
         return SampleRequest(
-            observation_keys=tuple(spec.observation),
+            observation_keys=spec.learned_keys,
             rows={View(part="demo"): num_demo, whole_corrections: config.batch_size - num_demo},
             window=Window(horizon=spec.horizon, history=spec.history),
             next_observations=False,

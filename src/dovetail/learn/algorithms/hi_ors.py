@@ -63,7 +63,7 @@ class HiORS(Descent):
         config, spec = self._config, self._policy.spec
         accepted = self._accepted("online", self.threshold)
         return SampleRequest(
-            observation_keys=tuple(spec.observation),
+            observation_keys=spec.learned_keys,
             rows={
                 self._accepted("demo", self.threshold): self._num_demo,
                 accepted: config.batch_size - self._num_demo,

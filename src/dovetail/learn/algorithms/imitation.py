@@ -33,7 +33,7 @@ class Imitation(Descent):
     @property
     def sample_request(self) -> SampleRequest:
         return SampleRequest(
-            observation_keys=tuple(self._policy.spec.observation),
+            observation_keys=self._policy.spec.learned_keys,
             rows={View(part="prior"): self._config.batch_size},
             window=Window(horizon=self._policy.spec.horizon, history=self._policy.spec.history),
             next_observations=False,

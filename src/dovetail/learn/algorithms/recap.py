@@ -76,7 +76,7 @@ class RECAP(Descent):
     def sample_request(self) -> SampleRequest:
         config, spec = self._config, self._policy.spec
         return SampleRequest(
-            observation_keys=tuple(spec.observation),
+            observation_keys=spec.learned_keys,
             rows={View(part="demo"): self._num_demo, View(part="online"): config.batch_size - self._num_demo},
             window=Window(num_steps=config.num_steps, horizon=spec.horizon, history=spec.history),
             outcomes=True,
