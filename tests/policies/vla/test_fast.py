@@ -23,7 +23,7 @@ pytestmark = pytest.mark.extended  # the interpreter is slow
 IS_GPU = torch.cuda.is_available()
 DEVICE = torch.device("cuda" if IS_GPU else "cpu")
 DTYPE = torch.bfloat16 if IS_GPU else torch.float32
-NUM_LAYERS, NUM_STEPS = (4, 3) if IS_GPU else (3, 2)
+NUM_LAYERS, NUM_STEPS = 4, 3
 
 
 def small(num_layers):

@@ -91,23 +91,23 @@ def attention(
     """Attend with rows q [B, R, D] to the first `num_keys` of [B, T, D], with `bias` [B, T] added. Returns [B, R, D].
 
     The keys can be divided into `num_splits` parts, so that few rows keep the whole GPU busy. The first `num_early` rows
-    attend to the first `early_keys` keys only. `log_sum` [B, R] gets the logarithm of each row's sum of exponentials; it
-    needs several parts."""
+    attend to the first `early_keys` keys only. `log_sum` [B, R] gets the logarithm of each row's sum of exponentials."""
     num_batch, num_rows, size = q.shape
     out = torch.empty_like(q)
     settings = MANY if num_splits == 1 else FEW
     split = triton.cdiv(triton.cdiv(num_keys, num_splits), settings["BLOCK_KEYS"]) * settings["BLOCK_KEYS"]
     num_splits = triton.cdiv(num_keys, split)
     partial, summary = out, out
-    if num_splits > 1:
+    has_parts = num_splits > 1 or log_sum is not None  # few keys are one part, and its sum is needed too
+    if has_parts:
         partial = q.new_empty((num_splits, num_batch * num_rows, size))
         summary = q.new_empty((num_splits, num_batch * num_rows, 2), dtype=torch.float32)
     _attention[(triton.cdiv(num_rows, settings["BLOCK_ROWS"]), num_splits, num_batch)](
         q, keys, values, bias, partial, summary,
         num_rows, num_keys, num_early, early_keys, keys.shape[1], bias.shape[1], size**-0.5,
-        SIZE=size, IS_PART=num_splits > 1, SPLIT=split, **settings,
+        SIZE=size, IS_PART=has_parts, SPLIT=split, **settings,
     )  # fmt: skip
-    if num_splits > 1:
+    if has_parts:
         block = 1 << (num_splits - 1).bit_length()
         _sum_parts[(num_batch * num_rows,)](
             partial, summary, out, out if log_sum is None else log_sum, num_batch * num_rows,
