@@ -65,6 +65,8 @@ def test_two_ranks_equal_one(tmp_path, family, settings):
         if not (key.startswith(_NO_GRADIENT) and key.endswith("qkv.bias")):
             # where a gradient is almost 0, Adam makes steps of its rounding errors, but never larger than its rate
             np.testing.assert_allclose(found[key], value, atol=MAX_STEP, err_msg=key)
+            if key.endswith(".down"):  # LoRA's B starts at 0, so the gradient of its A is almost 0 everywhere
+                continue
             num_off = (~np.isclose(found[key], value, rtol=1e-4, atol=1e-5)).sum()
             assert num_off <= MAX_SHARE_OFF * value.size, key
 

@@ -208,8 +208,9 @@ def test_two_ranks_equal_one(tmp_path, family, train):
         )
         InlineRun(run).run()
         state, _ = load_checkpoint(run.path / "checkpoints" / "last")
-        assert state["algorithm/num_updates"] == 2
         found.append({name: v for name, v in state.items() if name.startswith("algorithm/policy/")})
+        found[-1]["num_updates"] = state["algorithm/num_updates"]
+        assert found[-1]["num_updates"] > 0
     assert found[0].keys() == found[1].keys()
     assert any("/critic/" in name for name in found[0])
     for name, values in found[0].items():
