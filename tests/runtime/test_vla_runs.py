@@ -27,7 +27,7 @@ SHORT = (
 )
 
 POLICY = (
-    "policy={{type: {family}, checkpoint: {model}, images: {{{camera}: front}}, state: [ee_error, task_state], "
+    "policy={{type: {family}, checkpoint: {model}, images: {{{camera}: front}}, state: [task_state], "
     "fit_stats: true, freeze_vision: true, cache_vision: true, num_flow_steps: 2, device: cpu}}"
 )
 
