@@ -21,7 +21,7 @@ demo: setup  ## learn peg insertion from 20 demonstrations, with a scripted oper
 	$(BIN)/dovetail run peg-insertion runtime=ray --console
 	@echo "To use these commands: source $(VENV)/bin/activate"
 
-test: setup  ## about eight minutes
+test: setup  ## about ten minutes
 	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 test-rest: setup  ## what `make test` leaves out, without the slow tests
