@@ -11,7 +11,7 @@ import torch
 
 from dovetail.bench.rows import Row, at_most
 from dovetail.bench.vla._stock import STOCK, StockPi0
-from dovetail.bench.vla.models import first_actions, make_inputs, make_network
+from dovetail.bench.vla.models import add_lora, first_actions, make_inputs, make_network
 from dovetail.bench.vla.robots import new_weight_rows, through_shared_memory
 from dovetail.bench.vla.timing import chunk_row, difference, or_skipped, skipped, times_ms
 from dovetail.policies.vla.family import FlowNetwork
@@ -28,6 +28,7 @@ PARTS = (
     "pi0",
     "stock",
     "memory",
+    "lora",
     "pi05",
     "smolvla",
     "guided",
@@ -57,6 +58,7 @@ class GpuBench:
             "pi0": lambda: self._ours(network, inputs),
             "stock": lambda: self._stock(network, inputs),
             "memory": lambda: self._from_memory(network),
+            "lora": self._lora,
             "pi05": self._pi05,
             "smolvla": self._smolvla,
             "guided": lambda: self._guided(network, inputs),
@@ -77,6 +79,16 @@ class GpuBench:
         network = make_network(Pi05Sizes(), device=self._device, dtype=self._dtype)
         inputs = make_inputs(network.sizes, device=self._device, dtype=self._dtype)
         yield from self._ours(network, inputs, who="pi05, ours")
+
+    def _lora(self) -> Iterator[Row]:
+        """Adapters of rank 16 in all layers of text model and expert, which are not merged."""
+        network = make_network(self._sizes, device=self._device, dtype=self._dtype)
+        size = sum(array.nbytes for array in add_lora(network, rank=16).parameters()) / 1e6
+        yield Row(name="pi0 with LoRA: adapters", value=size, unit="MB")
+        inputs = make_inputs(self._sizes, device=self._device, dtype=self._dtype)
+        yield from self._ours(network, inputs, who="pi0 with LoRA")
+        if "guided" in self._parts:
+            yield from self._guided(network, inputs, who="pi0 with LoRA")
 
     def _ours(self, network: PaliGemmaNetwork, inputs: Inputs, *, who: str = "ours") -> Iterator[Row]:
         num_steps = self._sizes.num_flow_steps

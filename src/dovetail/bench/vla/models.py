@@ -6,14 +6,17 @@ from typing import overload
 
 import torch
 
+from dovetail.bench.vla._folder import published_sources
+from dovetail.policies.vla.lora import Lora, Place
 from dovetail.policies.vla.networks.paligemma import PaliGemmaNetwork
 from dovetail.policies.vla.networks.pi0 import Pi0Network
 from dovetail.policies.vla.networks.pi05 import Pi05Network
 from dovetail.policies.vla.networks.sizes import GemmaSizes, Pi0Sizes, Pi05Sizes, SmolVLASizes, VisionSizes
 from dovetail.policies.vla.networks.smolvla import SmolVLANetwork
 from dovetail.policies.vla.sampler import Commitment, Inputs
+from dovetail.policies.vla.settings import LoraConfig
 
-__all__ = ["TINY", "TINY_PI05", "TINY_SMOLVLA", "first_actions", "make_inputs", "make_network"]
+__all__ = ["TINY", "TINY_PI05", "TINY_SMOLVLA", "add_lora", "first_actions", "make_inputs", "make_network"]
 
 TINY = Pi0Sizes(
     vision=VisionSizes(width=64, num_layers=2, num_heads=4, mlp_width=128, image_size=56),
@@ -49,6 +52,21 @@ def make_network(
     for parameter in network.parameters():
         parameter.normal_(0.0, parameter.shape[-1] ** -0.5 if parameter.ndim > 1 else 0.02)
     return network
+
+
+def add_lora(network: PaliGemmaNetwork, *, rank: int) -> Lora:
+    """Adapters of the default `policy.lora.targets`, with random values so that they change the chunks."""
+    places = {}
+    for parameter, sources in published_sources(network).items():
+        first = 0
+        for name, num in sources:
+            places[name] = Place(parameter, first, num)
+            first += num
+    config = LoraConfig(rank=rank)
+    lora = Lora.add(network, places, pattern=config.targets, rank=rank, alpha=config.alpha, seed=0)
+    for update in lora.updates.values():
+        torch.nn.init.normal_(update.up, std=0.01)
+    return lora
 
 
 def make_inputs(
