@@ -36,7 +36,7 @@ def move_by_hand(bus: FeetechEmulator, pose: Sequence[float] | Vector) -> None:
     for (name, joint), value in zip(bus.calibration().items(), pose, strict=True):
         low, high = joint["range_min"], joint["range_max"]
         at = low + value * (high - low) if name == "gripper" else (low + high) / 2 + value / RAD_PER_TICK
-        bus.motor(joint["id"]).shaft = at + joint["homing_offset"]
+        bus.turn(joint["id"], at + joint["homing_offset"])
 
 
 class Person(threading.Thread):

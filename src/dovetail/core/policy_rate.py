@@ -14,6 +14,7 @@ grippers      the last one                           held
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Literal
@@ -39,9 +40,11 @@ def ticks_per_step(*, control_hz: float, policy_hz: float | None) -> int:
         return 1
     ratio = control_hz / policy_hz
     if ratio < 1.0 - 1e-6 or abs(ratio - round(ratio)) > 1e-6:
+        ticks = max(1, math.floor(ratio))
+        nearest = " or ".join(f"{control_hz / n:.9g}" for n in ((ticks + 1, ticks) if ratio > 1.0 else (1,)))
         raise ConfigError(
-            f"actor.policy_hz is {policy_hz:g}, but the robot's {control_hz:g} Hz is not a whole multiple of it. Use "
-            f"{control_hz:g} Hz divided by a whole number"
+            f"actor.policy_hz is {policy_hz:g}, but the robot's {control_hz:g} Hz is not a whole multiple of it. Set "
+            f"actor.policy_hz to the nearest rate that works: {nearest}"
         )
     return round(ratio)
 

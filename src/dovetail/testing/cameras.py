@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import statistics
-import time
 from collections.abc import Callable, Mapping
 
 import numpy as np
 
-from dovetail.core.clock import NS_PER_S
-from dovetail.core.contracts import Camera
+from dovetail.core.clock import NS_PER_S, RealClock
+from dovetail.core.contracts import Camera, Clock
 from dovetail.core.errors import RobotError
 from dovetail.core.specs import ArraySpec
 from dovetail.core.types import Array
@@ -19,15 +18,21 @@ __all__ = ["check_camera"]
 
 _MAX_AGE_S, _MAX_AHEAD_S = 1.0, 0.05
 _MAX_CALL_S = 0.01
-_POLL_S = 0.001
+_POLL_NS = 1_000_000
 _NUM_TRIES = 20
 
 
 def check_camera(
-    make_camera: Callable[[], Camera], *, name: str = "front", num_frames: int = 10, frame_timeout_s: float = 5.0
+    make_camera: Callable[[], Camera],
+    *,
+    name: str = "front",
+    num_frames: int = 10,
+    frame_timeout_s: float = 5.0,
+    clock: Clock | None = None,
 ) -> None:
     """Check the contract of a camera. `make_camera` returns one with this name, whose device is connected and sees something
-    that changes (a real sensor has noise)."""
+    that changes (a real sensor has noise). `clock`: that of a simulated camera; None: this machine's monotonic clock."""
+    clock = clock or RealClock()
     camera = make_camera()
     expect(
         isinstance(camera, Camera),
@@ -42,7 +47,7 @@ def check_camera(
         camera.start()  # it is started: nothing to do
         expect(dict(camera.spec) == spec, "spec changed with start(): it follows from the config alone")
         _check_whole_frame(camera)
-        _check_frames(camera, num_frames=num_frames, frame_timeout_s=frame_timeout_s)
+        _check_frames(camera, clock, num_frames=num_frames, frame_timeout_s=frame_timeout_s)
     finally:
         camera.close()
     camera.close()
@@ -95,16 +100,15 @@ def _check_whole_frame(camera: Camera) -> None:
     raise AssertionError("two read() calls in a row never gave the same frame: each frame has one capture time")
 
 
-def _check_frames(camera: Camera, *, num_frames: int, frame_timeout_s: float) -> None:
+def _check_frames(camera: Camera, clock: Clock, *, num_frames: int, frame_timeout_s: float) -> None:
     shown_ns, before, calls_s = 0, dict[str, Array](), list[float]()
     changed = dict.fromkeys(camera.spec, False)
     kept: tuple[dict[str, Array], dict[str, Array]] | None = None
     for _ in range(num_frames):
-        newest_ns = _wait_for_frame(camera, shown_ns, frame_timeout_s, calls_s)
-        buffers, now_ns = _buffers(camera), time.monotonic_ns()
-        began_s = time.perf_counter()
+        newest_ns = _wait_for_frame(camera, clock, shown_ns, frame_timeout_s, calls_s)
+        buffers, now_ns = _buffers(camera), clock.now_ns()
         time_ns = camera.read(buffers)
-        calls_s.append(time.perf_counter() - began_s)
+        calls_s.append((clock.now_ns() - now_ns) / NS_PER_S)
         age_s = (now_ns - time_ns) / NS_PER_S
         expect(
             isinstance(time_ns, int | np.integer),
@@ -131,16 +135,16 @@ def _check_frames(camera: Camera, *, num_frames: int, frame_timeout_s: float) ->
     )
 
 
-def _wait_for_frame(camera: Camera, shown_ns: int, timeout_s: float, calls_s: list[float]) -> int:
-    end_s = time.monotonic() + timeout_s
+def _wait_for_frame(camera: Camera, clock: Clock, shown_ns: int, timeout_s: float, calls_s: list[float]) -> int:
+    end_ns = clock.now_ns() + round(timeout_s * NS_PER_S)
     while True:
-        began_s = time.perf_counter()
+        began_ns = clock.now_ns()
         newest_ns = camera.newest_ns()
-        calls_s.append(time.perf_counter() - began_s)
+        calls_s.append((clock.now_ns() - began_ns) / NS_PER_S)
         if newest_ns != shown_ns:
             return newest_ns
-        expect(time.monotonic() < end_s, f"no new frame within {timeout_s:g} s")
-        time.sleep(_POLL_S)
+        expect(clock.now_ns() < end_ns, f"no new frame within {timeout_s:g} s")
+        clock.sleep_until(clock.now_ns() + _POLL_NS)
 
 
 def _buffers(camera: Camera) -> dict[str, Array]:

@@ -5,6 +5,7 @@ import pytest
 
 from dovetail.core.clock import SimulatedClock
 from dovetail.core.contracts import SimulatedRobot
+from dovetail.core.clock import SimulatedClock
 from dovetail.core.errors import ConfigError, RobotError
 from dovetail.robots.sim import ARMS, Cameras, EmptyScene, SimRobot, SimRobotConfig, World
 
@@ -86,6 +87,31 @@ def test_images_of_any_size(size: tuple[int, int]) -> None:
         assert (robot.observe().values["front"] != first).any()
     np.testing.assert_array_equal(values["front"], first)  # pictures already handed out do not change
     robot.close()
+    robot.close()
+
+
+@pytest.mark.parametrize("name", ["front", "wrist"])
+def test_cameras_of_the_simulator_pass_check_camera(name: str) -> None:
+    robot, clock = SimRobot(config=config(images=("front", "wrist"), image_size=(64, 48))), SimulatedClock()
+    clock.on_advance(robot.advance)
+    robot.send(np.array((0, 0.02, 0, 0, 0, 0, 1), np.float32))  # the pictures change
+    (camera,) = (one for one in robot.cameras if one.name == name)
+    check_camera(lambda: camera, name=name, clock=clock)
+    robot.close()
+
+
+def test_observations_have_the_pictures_of_the_cameras_at_the_time_of_the_world() -> None:
+    robot = SimRobot(config=config(images=("front", "wrist"), image_size=(64, 48)))
+    robot.advance(100_000_000)
+    seen = robot.observe()
+    for camera in robot.cameras:
+        image = {camera.name: np.zeros((48, 64, 3), np.uint8)}
+        assert camera.read(image) == camera.newest_ns() == seen.time_ns == 100_000_000
+        np.testing.assert_array_equal(image[camera.name], seen.values[camera.name])
+    robot.close()
+    with pytest.raises(RobotError, match="camera 'front' is not started"):
+        robot.cameras[0].newest_ns()
+    assert robot.observe().values["front"].std() > 10.0  # an observation starts it again
     robot.close()
 
 

@@ -3,7 +3,8 @@
 with FeetechEmulator(FeetechEmulatorConfig(calibration_file="so101.json")) as bus:
     bus.port                                  # "/dev/pts/5", for LeRobot's `port`
     bus.misbehave(lose=0.1, dead=(3,))        # from now on
-    bus.motor(2).shaft                        # where a joint really is
+    bus.motor(2).shaft                        # where a joint really is, in ticks
+    bus.turn(2, 1800.0)                       # a person moves the joint
 """
 
 from __future__ import annotations
@@ -25,7 +26,9 @@ from pydantic import Field
 
 from dovetail.config.model import Config
 from dovetail.core.errors import UsageError
-from dovetail.emulators.feetech.motor import OVERLOAD, Motor, to_sign_magnitude
+from dovetail.emulators.capsule_arm import CapsuleArm
+from dovetail.emulators.feetech.arm import JOINTS, OFFSETS, RANGES, EmulatedArm
+from dovetail.emulators.feetech.motor import OVERLOAD, Motor
 from dovetail.emulators.feetech.motor_scripts import scripted_shaft
 from dovetail.emulators.feetech.packets import (
     ACTION,
@@ -43,10 +46,6 @@ from dovetail.emulators.feetech.packets import (
 
 __all__ = ["JOINTS", "FeetechEmulator", "FeetechEmulatorConfig", "Misbehavior"]
 
-JOINTS = ("shoulder_pan", "shoulder_lift", "elbow_flex", "wrist_flex", "wrist_roll", "gripper")
-_RANGES = ((757, 3338), (880, 3215), (973, 3123), (1014, 3082), (0, 4095), (1400, 3000))  # calibrated, in ticks
-_OFFSETS = (120, -85, 0, 340, -15, 60)
-_RESTS = {2: 920.0, 3: 3100.0, 4: 3000.0}  # joints that fall without torque, and where to
 _BAUD_RATES = (1_000_000, 500_000, 250_000, 128_000, 115_200, 57_600, 38_400, 19_200)
 _POLL_S = 0.05
 
@@ -102,8 +101,7 @@ class FeetechEmulator:
         self._config = config
         self._faults = config.faults
         self._random = random.Random(config.seed)
-        falls = config.falls and config.mode == "follower"
-        self._motors = {i: _make_motor(i, rest=_RESTS.get(i) if falls else None) for i in range(1, 7)}
+        self._arm = EmulatedArm(falls=config.falls and config.mode == "follower")
         self._lock = threading.Lock()
         self._master = self._slave = -1
         self._thread: threading.Thread | None = None
@@ -116,16 +114,26 @@ class FeetechEmulator:
         return self._config.link or os.ttyname(self._slave)
 
     def motor(self, id_: int) -> Motor:
-        """A motor as it is now. Tests may read and change it."""
+        """A motor as it is now. Tests may read it and change its registers."""
         with self._lock:
             self._advance()
-            return self._motors[id_]
+            return self._arm.motors[id_]
+
+    def turn(self, id_: int, shaft: float) -> None:
+        """Move a joint by hand to this angle of its encoder, in ticks."""
+        with self._lock:
+            self._arm.turn(id_, shaft)
+
+    @property
+    def body(self) -> CapsuleArm:
+        """The arm in MuJoCo, for a look at it."""
+        return self._arm.body
 
     def misbehave(self, **faults: float | tuple[int, ...]) -> None:
         """Replace all faults. Without arguments: behave."""
         with self._lock:
             self._faults = Misbehavior.model_validate(faults)
-            for id_, motor in self._motors.items():
+            for id_, motor in self._arm.motors.items():
                 motor.error = OVERLOAD if id_ in self._faults.overload else 0
 
     def calibration(self) -> dict[str, dict[str, int]]:
@@ -134,11 +142,11 @@ class FeetechEmulator:
             joint: {
                 "id": i + 1,
                 "drive_mode": 0,
-                "homing_offset": _OFFSETS[i],
+                "homing_offset": OFFSETS[i],
                 "range_min": low,
                 "range_max": high,
             }
-            for i, (joint, (low, high)) in enumerate(zip(JOINTS, _RANGES, strict=True))
+            for i, (joint, (low, high)) in enumerate(zip(JOINTS, RANGES, strict=True))
         }
 
     def start(self) -> None:
@@ -199,19 +207,20 @@ class FeetechEmulator:
     def _advance(self) -> None:
         now_s = time.monotonic()
         duration_s, self._moved_s = now_s - self._moved_s, now_s
-        for id_, motor in self._motors.items():
-            if id_ in self._faults.dead:
-                continue
-            if self._config.mode == "leader" and not motor.has_torque and self._config.script != "none":
-                low, high = _RANGES[id_ - 1]
-                middle = (low + high) / 2 + _OFFSETS[id_ - 1]
-                motor.shaft = middle + scripted_shaft(
-                    self._config.script,
+        config = self._config
+        if config.mode == "leader" and config.script != "none":
+            for id_, motor in self._arm.motors.items():
+                if motor.has_torque or id_ in self._faults.dead:
+                    continue
+                low, high = RANGES[id_ - 1]
+                moved = scripted_shaft(
+                    config.script,
                     joint=id_,
-                    time_s=(now_s - self._started_s) / self._config.script_period_s,
-                    amplitude=self._config.script_amplitude,
+                    time_s=(now_s - self._started_s) / config.script_period_s,
+                    amplitude=config.script_amplitude,
                 )
-            motor.advance(duration_s)
+                self._arm.turn(id_, (low + high) / 2 + OFFSETS[id_ - 1] + moved)
+        self._arm.advance(duration_s, dead=self._faults.dead)
 
     def _answer(self, packet: Instruction) -> None:
         with self._lock:
@@ -235,7 +244,7 @@ class FeetechEmulator:
         """Answers in the order of the motors. Packets with too few parameters are ignored."""
         self._advance()
         code, data = packet.code, packet.parameters
-        alive = {motor.id: motor for id_, motor in self._motors.items() if id_ not in self._faults.dead}
+        alive = {motor.id: motor for id_, motor in self._arm.motors.items() if id_ not in self._faults.dead}
         if code == SYNC_READ and len(data) >= 2:
             found = [alive[id_] for id_ in data[2:] if id_ in alive]
             return [self._status(motor, motor.read(data[0], data[1])) for motor in found]
@@ -271,20 +280,8 @@ class FeetechEmulator:
 
     def _speed_fits(self) -> bool:
         """A motor hears only packets at its own baud rate. All six have the same."""
-        rate = self._motors[1].get("Baud_Rate")
+        rate = self._arm.motors[1].get("Baud_Rate")
         return rate < len(_BAUD_RATES) and _speed(self._slave) in (None, _BAUD_RATES[rate])
-
-
-def _make_motor(id_: int, *, rest: float | None) -> Motor:
-    low, high = _RANGES[id_ - 1]
-    offset = _OFFSETS[id_ - 1]
-    start = (low + high) / 2 + offset if rest is None else rest + offset
-    motor = Motor(id_, shaft=start, rest=None if rest is None else rest + offset)
-    for name, value in (("Homing_Offset", to_sign_magnitude(offset, 11)), ("Lock", 0)):
-        motor.set(name, value)
-    motor.write(9, low.to_bytes(2, "little") + high.to_bytes(2, "little"))
-    motor.power_cycle()
-    return motor
 
 
 _SPEEDS = {termios.B1000000: 1_000_000, termios.B500000: 500_000, termios.B115200: 115_200, termios.B57600: 57_600}

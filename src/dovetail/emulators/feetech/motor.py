@@ -1,4 +1,4 @@
-"""One STS3215: its registers, and a shaft that moves toward the goal with limited speed.
+"""One STS3215: its registers, and the reference of its servo, which moves to the goal with limited speed.
 
 Register names and addresses are those of the maker's table. Positions count 4096 ticks per turn. Negative numbers are
 written as a sign bit and a magnitude.
@@ -58,7 +58,6 @@ _TURN = 4096
 _MODEL = 777  # STS3215
 _MAX_SPEED = 3000.0  # ticks per second: 44 turns per minute at 7.4 V
 _MAX_ACCELERATION = 254 * 100.0  # ticks per second squared
-_FALL_SPEED = 600.0  # of a joint without torque, under the arm's weight
 _SET_MIDDLE = 128  # written to Torque_Enable: the present position becomes 2048
 OVERLOAD = 0x20  # bit of the error byte
 _DEFAULTS = {
@@ -95,14 +94,13 @@ def from_sign_magnitude(raw: int, sign_bit: int) -> int:
 
 
 class Motor:
-    """A motor and its shaft. `shaft` is the angle of the encoder in ticks, before the homing offset."""
+    """A motor without its arm. `shaft` is the angle of the encoder in ticks, before the homing offset; with torque, the
+    servo pulls the shaft to `reference`."""
 
-    def __init__(self, id_: int, *, shaft: float = 2048.0, rest: float | None = None) -> None:
-        """`rest`: the shaft falls to this angle without torque. None: it stays."""
-        self.shaft = shaft
-        self.rest = rest
+    def __init__(self, id_: int, *, shaft: float = 2048.0) -> None:
+        self.shaft = self.reference = shaft
         self.error = 0  # bits of the error byte in each answer
-        self._speed = 0.0
+        self._speed = 0.0  # of the reference
         self._registers = bytearray(_NUM_REGISTERS)
         for name, value in _DEFAULTS.items():
             self.set(name, value)
@@ -164,23 +162,24 @@ class Motor:
             self.set(name, 0)
         self.set("Goal_Position", self.position)
 
-    def advance(self, duration_s: float) -> None:
-        """Move the shaft, then update the registers that show it."""
-        before = self.shaft
+    def plan(self, duration_s: float) -> None:
+        """Move the reference toward the goal. Without torque it stays at the shaft."""
         if self.error & OVERLOAD:
             self.set("Torque_Enable", 0)
-        if self.has_torque and self.get("Operating_Mode") == 0:
+        before = self.reference
+        if not self.has_torque:
+            self.reference = before = self.shaft
+        elif self.get("Operating_Mode") == 0:
             self._approach(self._goal_shaft(), duration_s)
-        elif not self.has_torque and self.rest is not None:
-            step = _FALL_SPEED * duration_s
-            self.shaft += max(-step, min(step, self.rest - self.shaft))
-        speed = (self.shaft - before) / duration_s if duration_s > 0 else 0.0
-        self._speed = speed
+        self._speed = (self.reference - before) / duration_s
+
+    def show(self, *, shaft: float, speed: float, load: float) -> None:
+        """Update the registers. `speed` is in ticks per second, `load` is the part of the largest torque."""
+        self.shaft = shaft
         self.set("Present_Position", self.position)
         self.set("Present_Velocity", to_sign_magnitude(max(-32767, min(32767, round(speed))), 15))
-        load = round(speed / _MAX_SPEED * 400) if self.has_torque else 0
-        self.set("Present_Load", to_sign_magnitude(max(-1000, min(1000, load)), 10))
-        self.set("Present_Current", abs(load) // 4)
+        self.set("Present_Load", to_sign_magnitude(max(-1000, min(1000, round(1000 * load))), 10))
+        self.set("Present_Current", abs(round(250 * load)))
         self.set("Moving", int(abs(speed) > 5.0))
         self.set("Status", self.error)
 
@@ -189,12 +188,13 @@ class Motor:
         low, high = self.get("Min_Position_Limit"), self.get("Max_Position_Limit")
         if high > low:
             goal = max(low, min(high, goal))
-        # positions are within one turn, so the shaft never crosses its end
-        return self.shaft + goal - self.position
+        # positions are within one turn, so the reference never crosses its end
+        offset = from_sign_magnitude(self.get("Homing_Offset"), 11)
+        return goal + offset + _TURN * (round(self.reference - offset) // _TURN)
 
     def _approach(self, goal: float, duration_s: float) -> None:
         limit = float(self.get("Goal_Velocity") & 0x7FFF) or _MAX_SPEED
         rate = 100.0 * self.get("Acceleration") or _MAX_ACCELERATION
         limit = min(limit, _MAX_SPEED, abs(self._speed) + rate * duration_s)
         step = limit * duration_s
-        self.shaft += max(-step, min(step, goal - self.shaft))
+        self.reference += max(-step, min(step, goal - self.reference))

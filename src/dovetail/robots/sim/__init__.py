@@ -2,7 +2,7 @@
 
 from dovetail.robots.sim import _gl as _gl  # first: it chooses the GL backend
 from dovetail.robots.sim.arm import ARMS, Arm
-from dovetail.robots.sim.cameras import Cameras
+from dovetail.robots.sim.cameras import Cameras, SimCamera
 from dovetail.robots.sim.control import CartesianDelta, Controller, JointTarget
 from dovetail.robots.sim.robot import SimRobot, SimRobotConfig
 from dovetail.robots.sim.world import DOWN, EmptyScene, Scene, World
@@ -17,6 +17,7 @@ __all__ = [
     "EmptyScene",
     "JointTarget",
     "Scene",
+    "SimCamera",
     "SimRobot",
     "SimRobotConfig",
     "World",

@@ -22,7 +22,7 @@ from dovetail.core.errors import RobotError
 from dovetail.core.specs import ArraySpec, RobotSpec
 from dovetail.core.types import Array, Observation
 from dovetail.robots.sim.arm import ARMS
-from dovetail.robots.sim.cameras import Cameras
+from dovetail.robots.sim.cameras import Cameras, SimCamera
 from dovetail.robots.sim.control import CartesianDelta, Controller, JointTarget
 from dovetail.robots.sim.world import EmptyScene, Scene, World
 from dovetail.robots.sim_settings import SimRobotConfig
@@ -61,8 +61,9 @@ class SimRobot:
         self._fixed_gripper = task.fixed_gripper if isinstance(task, SceneTask) else None
         self.controller = _controller(config)
         width, height = config.image_size
-        self._cameras = Cameras(world=self.world, names=config.images, width=width, height=height)
-        self._spec = self._make_spec(width=width, height=height)
+        shared = Cameras(world=self.world, names=config.images, width=width, height=height)
+        self.cameras = tuple(SimCamera(shared, world=self.world, name=name) for name in shared.names)
+        self._spec = self._make_spec()
         self._leftover_ns = 0
         self._stopped = False
         self._next_buffer: Callable[[str], Array] | None = None
@@ -91,8 +92,11 @@ class SimRobot:
             ),
             "task_state": np.asarray(world.scene.read_state(world), np.float32),
         }
-        for name in self._cameras.names:
-            values[name] = self._cameras.render(name, self._next_buffer(name) if self._next_buffer else None)
+        for camera in self.cameras:
+            camera.start()
+            images = {key: self._image(key, spec) for key, spec in camera.spec.items()}
+            camera.read(images)
+            values.update(images)
         return Observation(time_ns=world.time_ns, values=values)
 
     def send(self, action: Array) -> Array:
@@ -136,7 +140,8 @@ class SimRobot:
 
     def close(self) -> None:
         self.stop()
-        self._cameras.close()
+        for camera in self.cameras:
+            camera.close()
         if self._viewer is not None:
             self._viewer.close()
             self._viewer = None
@@ -147,7 +152,10 @@ class SimRobot:
         if self._viewer.is_running():  # the window may have been closed
             self._viewer.sync()
 
-    def _make_spec(self, *, width: int, height: int) -> RobotSpec:
+    def _image(self, key: str, spec: ArraySpec) -> Array:
+        return self._next_buffer(key) if self._next_buffer else np.empty(spec.shape, spec.dtype)
+
+    def _make_spec(self) -> RobotSpec:
         arm, controller = self.world.arm, self.controller
         num_axes = len(controller.names) - (self._fixed_gripper is not None)  # the gripper is the last axis
         state_names = tuple(self.world.scene.state_names)
@@ -161,8 +169,8 @@ class SimRobot:
             "gripper": ArraySpec(shape=(2,), names=("opening", "command")),
             "task_state": ArraySpec(shape=(len(state_names),), names=state_names),
         }
-        for name in self._cameras.names:
-            observation[name] = ArraySpec(shape=(height, width, 3), dtype="uint8")
+        for camera in self.cameras:
+            observation.update(camera.spec)
         return RobotSpec(
             name=f"sim_{arm.name}",
             embodiment=arm.embodiment,
