@@ -13,12 +13,15 @@ from dovetail.core.clock import SimulatedClock
 from dovetail.core.errors import RobotError, UsageError
 from dovetail.core.specs import ActionPart, ArraySpec, RobotSpec
 from dovetail.core.types import Event, HumanInput, Observation
+from dovetail.human.gamepad import ABS_Y, GamepadConfig
 from dovetail.human.leader import LeaderConfig, LeaderOperator
 from dovetail.human.leader_mapping import JointMap
+from dovetail.human.several import SeveralConfig, SeveralOperators
 from dovetail.runs.assembly.leaders import RobotLeader, build_leader
-from dovetail.testing.input_devices import EmulatedKernel, EmulatedPedal
+from dovetail.testing.input_devices import EmulatedGamepad, EmulatedGamepadOperator, EmulatedKernel, EmulatedPedal
 from dovetail.testing.mobile_arm import FakeDelivery, FakeDeliveryConfig, FakeMobileArm, FakeMobileArmConfig
 from dovetail.testing.operators import check_dead_man, check_operator
+from support.acting import FakeWorkcell, order
 from support.input_hands import settle
 from support.waiting import wait_until
 
@@ -176,6 +179,49 @@ def test_leader_passes_check_operator(seat):
 def test_leader_passes_check_dead_man(seat):
     one = mobile_seat(seat)
     check_dead_man(one.make, task, mobile, hold=one.hold, let_go=one.let_go, lose=one.lose)
+
+
+class ActsBeforeTicks:
+    """An operator whose people do something before some ticks."""
+
+    def __init__(self, inner, acts):
+        self.name, self.reset, self._inner, self._acts, self._tick = inner.name, inner.reset, inner, acts, -1
+
+    def poll(self, observation):
+        self._tick += 1
+        self._acts.get(self._tick, lambda: None)()
+        return self._inner.poll(observation)
+
+
+def test_gamepad_drives_the_base_while_a_leader_leads_the_arm(seat, tmp_path):
+    one, spec = mobile_seat(seat), mobile(None).spec
+    with EmulatedGamepad(tmp_path / "pad") as pad:
+        config = GamepadConfig(path=str(pad.path), part="base", max_silence_s=None)
+        gamepad = EmulatedGamepadOperator(config, robot=spec)
+        both = SeveralConfig(operators=({"type": "leader"}, {"type": "gamepad"}))
+        people = SeveralOperators(both, robot=spec, inner=[one.make(), gamepad])
+
+        def drive():
+            pad.hold()
+            pad.push(ABS_Y, -1.0)  # forward
+            settle(gamepad)
+
+        def rest():
+            pad.let_go()
+            settle(gamepad)
+
+        cell = FakeWorkcell(
+            raw=lambda task, clock: mobile(task),
+            task=FakeDelivery(FakeDeliveryConfig(max_steps=30, tolerance=1e-9)),
+        )
+        people = ActsBeforeTicks(people, {2: one.hold, 10: drive, 20: rest})
+        episode = cell.actor(None, operator=people).run(order())
+        gamepad.close()
+    arm, base = episode.column("executed")[:, :2], episode.column("executed")[:, 3:]
+    assert np.abs(arm[9] - arm[0]).max() > 0.02 and np.abs(arm[19] - 0.1).max() < np.abs(arm[9] - 0.1).max() + 1e-6
+    assert not base[:10].any()  # nobody drives it: it stands still
+    assert base[19] == pytest.approx((0.4, 0.0), abs=0.02)
+    assert not base[-3:].any()
 
 
 def test_robot_follows_the_leader_by_name_once_it_is_near(seat):

@@ -6,7 +6,7 @@
         - {type: gamepad, part: left_arm, path: /dev/input/by-id/...}
         - {type: spacemouse, part: right_arm}
 
-Each drives its part. The policy keeps the others. If one operator is lost or pauses, the whole robot holds until that
+Or one person with a leader arm and a gamepad for the mobile base. Each drives its part. The policy keeps the others. If one operator is lost or pauses, the whole robot holds until that
 operator presses the switch again or an operator signals start; the others must press theirs again, too.
 """
 
@@ -50,11 +50,15 @@ class SeveralOperators:
         taken = np.zeros(robot.action.shape, np.bool_)
         self._masks: list[Array] = []
         for operator in self._inner:
-            mask = operator.drives if isinstance(operator, DrivesAxes) else None
+            if not isinstance(operator, DrivesAxes):
+                raise UsageError(
+                    f"operator 'several': operator '{operator.name}' cannot share a robot. Use a gamepad, spacemouse, pedal "
+                    "or leader. The console can take over the whole robot next to them"
+                )
+            mask = operator.drives
             if mask is None:
                 raise UsageError(
-                    f"operator 'several': operator '{operator.name}' would drive the whole robot. Give it a `part`, or use "
-                    "a gamepad, spacemouse, pedal or leader. The console can take over next to them"
+                    f"operator 'several': operator '{operator.name}' would drive the whole robot. Give it a `part`"
                 )
             if (taken & mask).any():
                 axis = robot.action.names[int(np.argmax(taken & mask))] if robot.action.names else "an axis"

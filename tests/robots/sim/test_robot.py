@@ -5,9 +5,9 @@ import pytest
 
 from dovetail.core.clock import SimulatedClock
 from dovetail.core.contracts import SimulatedRobot
-from dovetail.core.clock import SimulatedClock
 from dovetail.core.errors import ConfigError, RobotError
 from dovetail.robots.sim import ARMS, Cameras, EmptyScene, SimRobot, SimRobotConfig, World
+from dovetail.testing import check_camera
 
 
 def config(**values: object) -> SimRobotConfig:
