@@ -177,7 +177,7 @@ def test_operators_that_overlap_or_drive_everything_are_refused(tmp_path):
 
         with pytest.raises(UsageError, match="two operators drive left1"):
             SeveralOperators(config, robot=SPEC, inner=[make(part="left"), make(part="left")])
-        with pytest.raises(UsageError, match="'gamepad' would drive the whole robot. Give it a `part`"):
+        with pytest.raises(UsageError, match=r"'gamepad' would drive the whole robot\. Give it a `part`"):
             SeveralOperators(config, robot=SPEC, inner=[make()])
         for other in (NoOperator(), KeyboardOperator(KeyboardConfig(part="left"), robot=SPEC)):
             with pytest.raises(UsageError, match=f"'{other.name}' cannot share a robot. Use a gamepad"):

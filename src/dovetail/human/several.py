@@ -6,7 +6,9 @@
         - {type: gamepad, part: left_arm, path: /dev/input/by-id/...}
         - {type: spacemouse, part: right_arm}
 
-Or one person with a leader arm and a gamepad for the mobile base. Each drives its part. The policy keeps the others. If one operator is lost or pauses, the whole robot holds until that
+Or one person with a leader arm, and a gamepad for the mobile base.
+
+Each drives its part. The policy keeps the others. If one operator is lost or pauses, the whole robot holds until that
 operator presses the switch again or an operator signals start; the others must press theirs again, too.
 """
 

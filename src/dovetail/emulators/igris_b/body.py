@@ -1,7 +1,7 @@
 """The motion of igris_b in MuJoCo: 12 arm joints and 12 fingers with position servos. Right side first, as on the wire.
 
-The maker's geometry, masses and joint limits are not known to us. Ours are plausible: in the start pose the hands are in front
-of the body.
+The maker's geometry, masses and joint limits are not known to us. With ours, the hands are in front of the body in the start
+pose.
 """
 
 from __future__ import annotations
