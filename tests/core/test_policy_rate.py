@@ -92,9 +92,7 @@ def test_ticks_of_a_step(control_hz, policy_hz, ticks):
     [(20.0, "16.6666667 or 25"), (100.0, "50"), (49.0, "25 or 50"), (7.0, "6.25 or 7.14285714")],
 )
 def test_a_rate_that_is_not_a_whole_fraction_is_refused_with_the_nearest_ones(policy_hz, nearest):
-    with pytest.raises(
-        ConfigError, match=f"whole multiple of it. Set .* rate that works: {nearest}$"
-    ):
+    with pytest.raises(ConfigError, match=f"whole multiple of it. Set .* rate that works: {nearest}$"):
         ticks_per_step(control_hz=50.0, policy_hz=policy_hz)
     for rate in nearest.split(" or "):
         assert ticks_per_step(control_hz=50.0, policy_hz=float(rate)) >= 1

@@ -11,8 +11,8 @@ from collections.abc import Collection
 
 import numpy as np
 
-from dovetail.emulators.capsule_arm import CapsuleArm, Link, Vector
 from dovetail.emulators.feetech.motor import Motor, to_sign_magnitude
+from dovetail.robots.sim.capsule_arm import CapsuleArm, Link, Vector
 
 __all__ = ["JOINTS", "OFFSETS", "RANGES", "EmulatedArm"]
 

@@ -26,7 +26,6 @@ from pydantic import Field
 
 from dovetail.config.model import Config
 from dovetail.core.errors import UsageError
-from dovetail.emulators.capsule_arm import CapsuleArm
 from dovetail.emulators.feetech.arm import JOINTS, OFFSETS, RANGES, EmulatedArm
 from dovetail.emulators.feetech.motor import OVERLOAD, Motor
 from dovetail.emulators.feetech.motor_scripts import scripted_shaft
@@ -43,6 +42,7 @@ from dovetail.emulators.feetech.packets import (
     PacketReader,
     status,
 )
+from dovetail.robots.sim.capsule_arm import CapsuleArm
 
 __all__ = ["JOINTS", "FeetechEmulator", "FeetechEmulatorConfig", "Misbehavior"]
 

@@ -10,7 +10,7 @@ import math
 
 import numpy as np
 
-from dovetail.emulators.capsule_arm import CapsuleArm, Link, Vector
+from dovetail.robots.sim.capsule_arm import CapsuleArm, Link, Vector
 
 __all__ = ["NUM_ARM", "NUM_FINGERS", "START_ARMS_RAD", "START_FINGERS", "Body", "ReachTargets", "Vector"]
 

@@ -28,7 +28,7 @@ _OFF = (mujoco.mjtRndFlag.mjRND_SHADOW, mujoco.mjtRndFlag.mjRND_REFLECTION, mujo
 
 
 class HasModel(Protocol):
-    """What is rendered: a world, or the body of an emulator."""
+    """What is rendered: a world, or an arm of capsules."""
 
     model: Any
     data: Any

@@ -1,4 +1,4 @@
-"""Simple arms in MuJoCo for emulators: capsules, and a position servo at each joint.
+"""Simple arms for emulators: capsules, and a position servo at each joint.
 
     arm = CapsuleArm((Link(joint="shoulder", ...),), pose=np.zeros(1), bandwidth=20.0)
     arm.step(targets)            # 2 ms
