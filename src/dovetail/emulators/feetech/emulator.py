@@ -42,7 +42,6 @@ from dovetail.emulators.feetech.packets import (
     PacketReader,
     status,
 )
-from dovetail.robots.sim.capsule_arm import CapsuleArm
 
 __all__ = ["JOINTS", "FeetechEmulator", "FeetechEmulatorConfig", "Misbehavior"]
 
@@ -123,11 +122,6 @@ class FeetechEmulator:
         """Move a joint by hand to this angle of its encoder, in ticks."""
         with self._lock:
             self._arm.turn(id_, shaft)
-
-    @property
-    def body(self) -> CapsuleArm:
-        """The arm in MuJoCo, for a look at it."""
-        return self._arm.body
 
     def misbehave(self, **faults: float | tuple[int, ...]) -> None:
         """Replace all faults. Without arguments: behave."""
