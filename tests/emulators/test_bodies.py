@@ -22,7 +22,7 @@ def test_the_camera_sees_the_arm_move(robot):
     after = cameras.render("front")
     cameras.close()
     orange = (before[..., 0].astype(int) - before[..., 2] > 60).mean()
-    assert 0.02 < orange < 0.6  # the arm is in the picture
+    assert 0.01 < orange < 0.6  # the arm is in the picture
     assert (np.abs(before.astype(int) - after).max(axis=-1) > 30).mean() > 0.01
 
 
@@ -75,7 +75,10 @@ class TestSo101:
         arm.motors[2].set("Goal_Position", 2047)
         arm.motors[3].set("Goal_Position", 2048)
         pass_time(arm, 3.0)
-        assert arm.motors[2].position == pytest.approx(2047, abs=10) and arm.motors[2].get("Present_Load") > 30
+        assert (
+            arm.motors[2].position == pytest.approx(2047, abs=10)
+            and arm.motors[2].get("Present_Load") & 0x3FF > 30
+        )
         for motor in arm.motors.values():
             motor.set("Torque_Enable", 0)
         arm.motors[2].set("Goal_Position", 1500)

@@ -92,9 +92,13 @@ def test_images_of_any_size(size: tuple[int, int]) -> None:
 
 @pytest.mark.parametrize("name", ["front", "wrist"])
 def test_cameras_of_the_simulator_pass_check_camera(name: str) -> None:
-    robot, clock = SimRobot(config=config(images=("front", "wrist"), image_size=(64, 48))), SimulatedClock()
+    robot = SimRobot(config=config(action="joint", images=("front", "wrist"), image_size=(64, 48)))
+    clock = SimulatedClock()
     clock.on_advance(robot.advance)
-    robot.send(np.array((0, 0.02, 0, 0, 0, 0, 1), np.float32))  # the pictures change
+    target = np.append(robot.world.joint_positions(), 1.0).astype(np.float32)
+    target[0] += 0.2
+    robot.send(target)  # the pictures change
+    robot.advance(60_000_000)
     (camera,) = (one for one in robot.cameras if one.name == name)
     check_camera(lambda: camera, name=name, clock=clock)
     robot.close()
