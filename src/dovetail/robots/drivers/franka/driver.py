@@ -50,9 +50,7 @@ class FrankaRobot:
     def __init__(self, config: FrankaConfig, *, task: Any = None) -> None:
         self._config = config
         self._addresses = [one for one in (config.address, config.right_address) if one is not None]
-        self._arms = [
-            FrankaArm(config, address, now_ns=self._now_ns) for address in self._addresses
-        ]
+        self._arms = [FrankaArm(config, address, now_ns=self._now_ns) for address in self._addresses]
         self._stopper = FrankaStop(self._addresses)
         self._spec = franka_spec(config)
         self._low, self._high = self._spec.action.bounds
