@@ -17,6 +17,8 @@ from typing import NamedTuple
 import pytest
 
 from dovetail.bench.stop._matrix import ENDING, SOURCES
+from dovetail.bench.stop._system import wait_for
+from dovetail.core.clock import NS_PER_S
 from support.driver_system import DRIVERS, FAULTS, DriverSystem
 
 BOUND_S = {"franka": 1.5, "ros2": 1.0, "remote": 1.0, "lerobot": 1.5}  # generous: other work runs beside the tests
@@ -99,15 +101,16 @@ def systems() -> Iterator[Systems]:
     opened.close()
 
 
+def all_swing(system: DriverSystem) -> bool:
+    since_ns = time.monotonic_ns() - NS_PER_S
+    return all(len(arm.motions(after_ns=since_ns)) > 2 for arm in system.arms)
+
+
 @pytest.mark.parametrize("case", cases())
 def test_the_arm_stands_and_stays(case: Case, systems: Systems, capsys: pytest.CaptureFixture[str]) -> None:
     system = systems.get(case)
     try:
-        time.sleep(2.0)
-        now_ns = time.monotonic_ns()
-        assert all(len(arm.motions(after_ns=now_ns - 1_000_000_000)) > 2 for arm in system.arms), (
-            "an arm stood before"
-        )
+        wait_for(lambda: all_swing(system), timeout_s=60.0, what="all arms swing")
         if case.event in FAULTS:
             since_ns, arms = system.suffer(case.event), system.arms[:1]
         else:
