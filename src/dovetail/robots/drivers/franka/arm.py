@@ -112,18 +112,17 @@ class FrankaArm:
         if self.gripper is not None:
             self.gripper.restart()
 
-    def does_not_follow(self, lift_m: float) -> RobotError:
-        """The error of an arm that did not rise by `lift_m`."""
-        self._following.has_failed = True
-        pull_m = float(self.error()[2])
-        if pull_m < lift_m:
+    def does_not_follow(self, *, pulled_m: float, needed_m: float) -> RobotError:
+        """The error of an arm that was pulled up before a joint reset and did not rise as far as needed."""
+        if pulled_m < needed_m:
             return RobotError(
-                f"the safety filter lets the arm of {self.where} rise by {max(pull_m, 0.0):.2g} m only, so it cannot show "
-                f"before a joint reset that it has no error. Move it {self.lift_m:g} m below the top of "
-                "safety.workspace, or raise robot.max_lead_m"
+                f"the safety filter lets the arm of {self.where} rise by {pulled_m:.2g} m only, so it cannot show before a "
+                f"joint reset that it has no error. Move it {self.lift_m:g} m below the top of safety.workspace, or raise "
+                "robot.max_lead_m"
             )
+        self._following.has_failed = True
         return RobotError(
-            f"the arm of {self.where} does not follow: pulled up by {pull_m:.2g} m before a joint reset, it did not move. "
+            f"the arm of {self.where} does not follow: pulled up by {pulled_m:.2g} m before a joint reset, it did not move. "
             "Look for an error at the arm and at the server. Acknowledging clears it and restarts the controller"
         )
 

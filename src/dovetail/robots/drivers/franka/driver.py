@@ -133,17 +133,17 @@ class FrankaRobot:
         server does not report, and which its joint reset would clear."""
         arm, up = self._arms[number], number * self._spec.action.shape[0] // len(self._arms) + 2
         robot.observe()
-        start_m = arm.height_m
+        start_m, pulled_m, needed_m = arm.height_m, 0.0, _LIFTED * arm.lift_m
         for _ in range(max(_MIN_LIFT_TICKS, round(_LIFT_S * self._spec.control_hz))):
             action = robot.holding_action()
-            action[up] = max(start_m + arm.lift_m - arm.height_m - arm.error()[2], 0.0)
-            robot.send(action)
+            action[up] = max(arm.lift_m - pulled_m, 0.0)
+            pulled_m += float(robot.send(action)[up])
             tick()
             robot.observe()
-            if arm.height_m - start_m > _LIFTED * arm.lift_m:
+            if arm.height_m - start_m > needed_m:
                 robot.hold()  # refused after a stop, like every command
                 return
-        raise arm.does_not_follow(_LIFTED * arm.lift_m)
+        raise arm.does_not_follow(pulled_m=pulled_m, needed_m=needed_m)
 
     def close(self) -> None:
         for arm in self._arms:
