@@ -292,7 +292,7 @@ class DriverSystem(StopSystem):
                     for number, driver in enumerate(self._drivers)
                 }
             }
-        return yaml.safe_dump(config)
+        return yaml.safe_dump(json.loads(json.dumps(config)))  # copies, because the loader may refuse aliases
 
     def suffer(self, fault: str) -> int:
         """Let a fault happen to the first arm. Returns when it should begin to stand, in monotonic ns."""
