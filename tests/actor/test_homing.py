@@ -38,6 +38,31 @@ def test_time_of_reset_is_the_robot_time_of_homing():
     assert ended.reset_s == pytest.approx(home_ticks / cell.raw.spec.control_hz)
 
 
+@pytest.mark.parametrize("ends", [False, True])
+def test_motion_of_a_driver_before_the_reset_passes_the_filter_tick_by_tick(ends):
+    cell, heartbeats, moving = FakeWorkcell(bimanual=True, max_steps=3), [], []
+
+    def prepare_reset(robot, *, tick):
+        for _ in range(10):
+            robot.observe()
+            robot.send(np.full(24, 1.0, np.float32))
+            tick()
+            heartbeats.append(board.control_ns)
+
+    cell.raw.place(np.zeros(24), np.zeros(24))
+    cell.raw.prepare_reset = prepare_reset
+    cell.task.reset = lambda robot, rng: moving.extend(cell.sent)
+    loop, board, _ = cell.loop(ChunkPolicy(cell.raw.spec, value=0.0), should_stop=lambda: ends)
+    ended = loop.run(order())
+    assert ended.stopped == ends and ended.fault is None
+    if ends:  # the run ends: not one more command
+        assert len(cell.sent) == 1 and cell.num_stops
+        return
+    assert len(moving) == 10
+    assert np.abs(np.diff([np.zeros(24), *moving], axis=0)).max() <= 1.75 / 20 + 1e-6
+    assert heartbeats == [0] * 10  # the guard does not count on ticks: the driver may wait for its own controller
+
+
 def test_homing_timeout_is_a_fault():
     cell = FakeWorkcell(bimanual=True)
     send = cell.raw.send

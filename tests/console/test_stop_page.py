@@ -1,10 +1,13 @@
 """The STOP button and key in a real Chromium, on every page."""
 
 import os
+import re
 import signal
+from pathlib import Path
 
 import pytest
 
+import dovetail.console
 from support.console_process import end_console, start_console
 from support.live_arm import live_arm
 from support.waiting import wait_until
@@ -113,6 +116,15 @@ def test_stop_needs_no_free_connection_of_the_browser(arm, console, page):
     page.keyboard.press("Escape")
     assert shown(page, "confirmed").startswith("stop confirmed by robot")
     assert arm.stop.emergency
+
+
+def test_no_script_opens_a_dialog_of_the_browser():
+    """It would stop all scripts of the page, and STOP and Esc with them."""
+    folder = Path(dovetail.console.__file__).parent
+    texts = {path.name: path.read_text() for path in folder.rglob("*") if path.suffix in (".py", ".js", ".html")}
+    assert "ask.js" in texts
+    dialogs = re.compile(r"(?<![\w.])(?:window\.)?(?:alert|confirm|prompt)\s*\(|\.showModal\s*\(")
+    assert {name: found.group() for name, text in texts.items() if (found := dialogs.search(text))} == {}
 
 
 def press_end_run(page, events):

@@ -133,6 +133,13 @@ def test_arm_that_starts_outside_its_limits_may_return():
     assert "outside its limits" in (rows.see(1.36, 0.0) or "")  # it had returned to 1.24
 
 
+def test_robot_that_its_own_controller_moved_out_of_its_limits_may_return():
+    rows = Rows(JOINTS, guard_position_margin=0.1)
+    rows.begin()
+    assert [rows.see(0.9, 0.0), rows.see(0.9, 0.0), rows.see(1.3, 0.0, after_s=20.0)] == [None] * 3
+    assert "outside its limits" in (rows.see(1.41, 0.0, after_s=9.0) or "")
+
+
 def test_measured_velocity_of_a_base():
     rows = Rows(BASE)
     rows.begin()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -155,12 +156,12 @@ def test_robot_that_was_moved_before_a_reset_or_acknowledgement_is_accepted(rest
 
 def test_robot_that_its_driver_moved_before_a_reset_is_accepted() -> None:
     class Homing(Arm):
-        def prepare_reset(self) -> None:
+        def prepare_reset(self, robot: SafeRobot, *, tick: Callable[[], None]) -> None:
             self.values["joint_pos"] -= 0.9
 
     arm = Homing(joints("arm", "joint_pos"), joint_pos=(0.0, 0.0))
     safe, clock = guard(arm)
-    safe.prepare_reset()
+    safe.prepare_reset(tick=lambda: None)
     tick(safe, clock)
     np.testing.assert_allclose(safe.hold(), -0.9)
 

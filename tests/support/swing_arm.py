@@ -1,7 +1,8 @@
-"""A task whose expert swings an arm forever: `dovetail collect` then moves a robot in every tick, without a policy."""
+"""A task and a policy that swing an arm forever, so that a robot moves in every tick. The policy is `swing_policy`."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import ClassVar, Literal
 
 import numpy as np
@@ -11,7 +12,7 @@ from dovetail.core.contracts import Robot
 from dovetail.core.specs import TaskSpec
 from dovetail.core.types import Array, Observation, Outcome, Verdict
 
-_HALF_PERIOD_NS = 1_000_000_000
+_SPAN = 6  # steps to each side
 
 
 class SwingArmConfig(Config):
@@ -19,8 +20,8 @@ class SwingArmConfig(Config):
 
     kind: Literal["ee_delta", "joint_target"]
     """End effector deltas with a gripper, or joint targets."""
-    gripper: str = "finger_pos"
-    """Joint targets: the observation with the grippers or fingers, which stay where they are."""
+    fingers: str = "finger_pos"
+    """Joint targets: the observation with grippers or fingers, which stay where they are."""
     step: float
     """Meters or rad per tick."""
 
@@ -49,19 +50,37 @@ class SwingArm:
         return SwingExpert(self._config)
 
 
+class Swing:
+    """The next actions: onward until the arm is far enough from where it was first, then back."""
+
+    def __init__(self, *, kind: str, fingers: str, step: float) -> None:
+        self._kind, self._fingers, self._step = kind, fingers, step
+        self._middle: float | None = None
+        self._direction = 1.0
+
+    def actions(self, values: Mapping[str, Array], num_steps: int) -> Array:
+        """[num_steps, A]"""
+        here = float(values["ee_pose"][1] if self._kind == "ee_delta" else values["joint_pos"][0])
+        self._middle = here if self._middle is None else self._middle
+        if abs(here - self._middle) > _SPAN * self._step:
+            self._direction = -float(np.sign(here - self._middle))
+        step = self._direction * self._step
+        if self._kind == "ee_delta":
+            return np.tile(np.array([0.0, step, 0.0, 0.0, 0.0, 0.0, 1.0], np.float32), (num_steps, 1))
+        joints = values["joint_pos"] + step * np.arange(1, num_steps + 1)[:, None]
+        grippers = np.tile(values[self._fingers], (num_steps, 1))
+        return np.concatenate((joints, grippers), 1).astype(np.float32)
+
+
 class SwingExpert:
     def __init__(self, config: SwingArmConfig) -> None:
-        self._config = config
+        self._swing = Swing(kind=config.kind, fingers=config.fingers, step=config.step)
 
     def reset(self, rng: np.random.Generator, *, noise: float = 0.0) -> None:
         pass
 
     def act(self, observation: Observation) -> Array:
-        step = self._config.step * (1 if observation.time_ns // _HALF_PERIOD_NS % 2 else -1)
-        if self._config.kind == "ee_delta":
-            return np.array([0.0, step, 0.0, 0.0, 0.0, 0.0, 1.0], np.float32)
-        values = observation.values
-        return np.concatenate((values["joint_pos"] + step, values[self._config.gripper])).astype(np.float32)
+        return self._swing.actions(observation.values, 1)[0]
 
     def progress(self, observation: Observation) -> float:
         return 0.0

@@ -17,13 +17,13 @@ from dovetail.actor.episode_end import EpisodeEnd, HealthCheck
 from dovetail.actor.episode_prompt import next_prompt, prepare_prompt
 from dovetail.actor.homing import Home, go_home
 from dovetail.actor.planner import PlannedAction, Planner
-from dovetail.actor.reset import ResetExecutor, StopRequested
+from dovetail.actor.reset import ResetExecutor
 from dovetail.actor.telemetry import Telemetry
 from dovetail.actor.tick_timer import TickTimer
 from dovetail.core.abilities import AsksVerdict, PlansReset, Restarts
 from dovetail.core.clock import NS_PER_S
 from dovetail.core.contracts import Clock, GuardedRobot, Operator, Task
-from dovetail.core.errors import RobotError, RobotFault, one_line, stop_failure
+from dovetail.core.errors import RobotError, RobotFault, StopRequested, one_line, stop_failure
 from dovetail.core.proposals import PROPOSAL
 from dovetail.core.streams import stream
 from dovetail.core.types import (
@@ -233,7 +233,8 @@ class ControlLoop:
             self._ticks.restart()
             go_home(self._home, self._robot, self._clock, tick=self._tick_in_reset)
             self._board.beat_control(0)  # a reset may wait for a person
-        self._robot.prepare_reset()
+        self._ticks.restart()
+        self._robot.prepare_reset(tick=self._tick_in_preparation)
         rng = stream(order.seed, f"{order.purpose}/reset", order.index)
         if isinstance(self._task, PlansReset):
             steps = self._task.reset_steps(self._robot.spec, rng=rng)
@@ -404,6 +405,10 @@ class ControlLoop:
         if self._should_stop():
             raise StopRequested
         self._ticks.wait()
+
+    def _tick_in_preparation(self) -> None:
+        self._tick_in_reset()
+        self._board.beat_control(0)  # a motion of the robot's own controller may follow, without ticks
 
     def _poll_now(self) -> HumanInput:
         self._last = self._robot.observe()

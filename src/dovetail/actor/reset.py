@@ -11,14 +11,11 @@ from dovetail.actor.board import Board
 from dovetail.actor.reset_motion import move_to
 from dovetail.core.clock import NS_PER_S, RealClock
 from dovetail.core.contracts import Clock, GuardedRobot, Task
+from dovetail.core.errors import StopRequested
 from dovetail.core.reset_steps import AskPerson, MoveTo, ResetStep, Wait
 from dovetail.core.types import Event, HumanInput
 
-__all__ = ["ResetExecutor", "StopRequested"]
-
-
-class StopRequested(Exception):
-    """The run is to end, or the operator pressed stop, while no step was recorded."""
+__all__ = ["ResetExecutor"]
 
 
 class ResetExecutor:

@@ -111,8 +111,11 @@ class GuardedRobot(Robot, Protocol):
     def safety_extras(self) -> Mapping[str, Array]:
         """Columns to record about the last action: clipped axes, held, reasons."""
 
-    def prepare_reset(self) -> None:
-        """Before the task's reset: let a driver that is `PreparesReset` move. Raises RobotFault while a fault is latched."""
+    def prepare_reset(self, *, tick: Callable[[], None]) -> None:
+        """Before the task's reset: let a driver that is `PreparesReset` move. Raises RobotFault while a fault is latched.
+
+        `tick` waits for the next tick and may raise to end the motion.
+        """
 
     def reset(self) -> None:
         """Start a new episode at the current pose."""

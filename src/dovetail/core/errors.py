@@ -41,6 +41,7 @@ __all__ = [
     "RunFolderError",
     "SpecMismatch",
     "StaleObservation",
+    "StopRequested",
     "StoreError",
     "UsageError",
     "did_you_mean",
@@ -127,6 +128,10 @@ class PolicyWarning(ConfigWarning):
 
 class Interrupted(Exception):
     """The run was asked to stop and has saved its state. Not an error."""
+
+
+class StopRequested(Exception):
+    """The run is to end, or the operator pressed stop, while no step was recorded. Not an error."""
 
 
 def one_line(error: BaseException) -> str:

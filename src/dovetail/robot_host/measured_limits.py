@@ -23,6 +23,7 @@ from dovetail.robots.limits.settings import checked_parts, largest_steps, pose_s
 __all__ = ["MeasuredLimits"]
 
 _WINDOW_S = 0.1  # over which a speed is measured
+_GAP_NS = 10 * NS_PER_S  # in an episode the filter stops a robot that is not measured for so long
 _Vector = npt.NDArray[np.float64]
 
 
@@ -52,8 +53,8 @@ class _Values:
 class MeasuredLimits:
     """Call `violation` at every poll. Compares the newest measurement with the limits and with one 0.1 s before it.
 
-    An arm may start outside its limits, and then only return: at the first measurement, after `restart`, and at the start of
-    an episode, because a person may have moved it.
+    An arm may start outside its limits, and then only return: at the first measurement, after `restart`, at the start of an
+    episode, and after 10 s without a measurement, because a person or its own controller may have moved it.
     """
 
     def __init__(self, board: Board, spec: RobotSpec, config: SafetyConfig) -> None:
@@ -61,6 +62,7 @@ class MeasuredLimits:
         self._values = _measured_values(spec, config)
         self._newest = -1  # the last measurement that was compared
         self._since = 0  # measurements before this one do not count
+        self._newest_ns = 0  # its time
         self._episode = -1  # its first row
         self._excess: list[_Vector] = []  # how far each value may be outside its limits
 
@@ -74,10 +76,12 @@ class MeasuredLimits:
         newest, episode = board.num_measured - 1, board.first
         if newest < self._since or newest == self._newest:
             return None
-        self._newest = newest
+        newest_ns = int(board.measured_ns(newest)[-1])
+        has_gap = newest_ns - self._newest_ns > _GAP_NS
+        self._newest, self._newest_ns = newest, newest_ns
         here = [one.read(board, newest) for one in self._values]
         excess = [one.excess(values) for one, values in zip(self._values, here, strict=True)]
-        if not self._excess or episode != self._episode:
+        if not self._excess or episode != self._episode or has_gap:
             self._episode, self._excess = episode, excess
         before, seconds = self._earlier(newest)
         for one, values, allowed in zip(self._values, here, self._excess, strict=True):

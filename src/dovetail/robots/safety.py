@@ -24,7 +24,15 @@ from dovetail.config.safety import SafetyConfig, Workspace
 from dovetail.core.abilities import HearsAcknowledgement, PreparesReset, UsesBuffers
 from dovetail.core.clock import NS_PER_S
 from dovetail.core.contracts import Clock, Robot, SimulatedRobot
-from dovetail.core.errors import ConfigError, RobotFault, SpecMismatch, StaleObservation, one_line, stop_failure
+from dovetail.core.errors import (
+    ConfigError,
+    RobotFault,
+    SpecMismatch,
+    StaleObservation,
+    StopRequested,
+    one_line,
+    stop_failure,
+)
 from dovetail.core.proposals import OF_BASE, with_proposal
 from dovetail.core.specs import RobotSpec
 from dovetail.core.types import Array, Observation
@@ -148,14 +156,19 @@ class SafeRobot:
         self._forget()
         self._limiter.reset()
 
-    def prepare_reset(self) -> None:
+    def prepare_reset(self, *, tick: Callable[[], None]) -> None:
         if not isinstance(self.__robot, PreparesReset):
             return
         if (why := self._fault or self._stop_reason()) is not None:
             raise self._trip(why)
         self._command_times[0] = time.monotonic_ns()
         try:
-            self.__robot.prepare_reset()
+            self.__robot.prepare_reset(self, tick=tick)
+        except StopRequested:  # of the tick
+            raise
+        except RobotFault as error:  # of the filter or the tick
+            self.trip(str(error))
+            raise
         except Exception as error:
             raise self._trip(f"prepare_reset() failed: {one_line(error)}") from error
         if (why := self._fault or self._stop_reason()) is not None:  # stopped meanwhile

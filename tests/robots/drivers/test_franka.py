@@ -13,7 +13,7 @@ from dovetail.config.safety import SafetyConfig, Workspace
 from dovetail.core.abilities import HearsAcknowledgement, IndependentStop, PreparesReset
 from dovetail.core.clock import RealClock
 from dovetail.core.contracts import SimulatedRobot
-from dovetail.core.errors import RobotError, RobotFault
+from dovetail.core.errors import RobotError, RobotFault, StopRequested
 from dovetail.emulators.franka.emulator import FrankaEmulator, FrankaEmulatorConfig
 from dovetail.emulators.franka.misbehavior import KINDS
 from dovetail.robots.drivers.franka.driver import FrankaRobot
@@ -51,9 +51,6 @@ def connect():
         if len(emulators) > 1:
             addresses["right_address"] = emulators[1].address
         robot = FrankaRobot(FrankaConfig(**addresses, **{"gripper": "hil_serl_franka", **settings}))
-        if emulators[0].config.lockstep:
-            for arm, emulator in zip(robot._arms, emulators, strict=True):
-                arm._sleep = lambda s, emulator=emulator: emulator.arm.advance_ns(round(s * 1e9))
         robots.append(robot)
         return robot
 
@@ -495,18 +492,33 @@ def test_open_stop_refuses_a_server_that_does_not_answer(emulate, connect):
 # ---- joint reset
 
 
+def tick_of(*emulators):
+    """A tick of 0.1 s in the emulators, which are in lockstep."""
+
+    def tick():
+        for emulator in emulators:
+            emulator.arm.advance_ns(100_000_000)
+
+    return tick
+
+
+def prepare(robot, *emulators, tick=None, **safety):
+    """A guarded robot after its preparation of a reset."""
+    safe = SafeRobot(robot, SafetyConfig(**safety), RealClock())
+    safe.prepare_reset(tick=tick or tick_of(*emulators))
+    return safe
+
+
 def test_joint_reset_happens_only_if_configured(emulate, connect):
     emulator = emulate(lockstep=True)
     never, second = connect(emulator), connect(emulator, joint_reset_every=2)
-    for robot in (never, second):
-        safe = SafeRobot(robot, SafetyConfig(), RealClock())
-        safe.observe()
-        safe.prepare_reset()
+    prepare(never, emulator)
+    assert "/jointreset" not in emulator.endpoints.num_calls
+    safe = prepare(second, emulator)
     assert emulator.endpoints.num_calls["/jointreset"] == 1
-    second.prepare_reset()
-    assert emulator.endpoints.num_calls["/jointreset"] == 1
-    second.prepare_reset()
-    assert emulator.endpoints.num_calls["/jointreset"] == 2
+    for num_resets in (1, 2):
+        safe.prepare_reset(tick=tick_of(emulator))
+        assert emulator.endpoints.num_calls["/jointreset"] == num_resets
     assert np.allclose(second.observe().values["joint_pos"], emulator.config.reset_joints, atol=0.02)
     assert np.allclose(second.observe().values["ee_error"], 0.0)
 
@@ -514,10 +526,9 @@ def test_joint_reset_happens_only_if_configured(emulate, connect):
 def test_joint_reset_is_never_repeated_after_a_lost_connection(emulate, connect):
     emulator = emulate(lockstep=True)
     robot = connect(emulator, joint_reset_every=1)
-    robot.observe()
     emulator.misbehave("drop", path="/jointreset")
-    with pytest.raises(RobotError, match="closed the connection without an answer"):
-        robot.prepare_reset()
+    with pytest.raises(RobotFault, match="closed the connection without an answer"):
+        prepare(robot, emulator)
     assert "/jointreset" not in emulator.endpoints.num_calls
 
 
@@ -526,14 +537,13 @@ def test_no_joint_reset_clears_an_error_that_nobody_has_seen(emulate, connect):
     safe = SafeRobot(connect(emulator, joint_reset_every=1), SafetyConfig(), RealClock())
     safe.observe()
     emulator.misbehave("arm_error")  # after the last observation
-    with pytest.raises(RobotFault, match=r"does not follow: pulled up by 0.01 m before a joint reset"):
-        safe.prepare_reset()
+    with pytest.raises(RobotFault, match=r"does not follow: "):
+        safe.prepare_reset(tick=tick_of(emulator))
     assert emulator.arm.has_error
     assert not {"/jointreset", "/clearerr"} & set(emulator.endpoints.num_calls)
     safe.acknowledge()
     assert emulator.endpoints.num_calls["/clearerr"] == 1 and safe.fault is None
-    safe.observe()
-    safe.prepare_reset()
+    safe.prepare_reset(tick=tick_of(emulator))
     assert emulator.endpoints.num_calls["/jointreset"] == 1
 
 
@@ -543,27 +553,58 @@ def test_second_arm_with_an_error_is_not_reset(emulate, connect):
     robot = connect(left, right, joint_reset_every=1)
     robot.observe()
     right.misbehave("arm_error")
-    with pytest.raises(RobotError, match=r"127.0.0.2:\d+ does not follow"):
-        robot.prepare_reset()
+    with pytest.raises(RobotFault, match=r"127.0.0.2:\d+ does not follow"):
+        prepare(robot, left, right)
+    assert left.endpoints.num_calls["/jointreset"] == 1
     assert right.arm.has_error and "/jointreset" not in right.endpoints.num_calls
 
 
-def test_stop_while_the_arm_shows_that_it_obeys_prevents_the_joint_reset(emulate, connect):
+def test_lift_before_a_joint_reset_stays_in_the_workspace(emulate, connect):
     emulator = emulate(lockstep=True)
     robot = connect(emulator, joint_reset_every=1)
     robot.observe()
-    wait = robot._arms[0]._sleep
+    top_m, heights_m = position(emulator)[2] + 0.001, []
 
-    def stop_then_wait(duration_s):
-        if position(emulator)[2] < lifted_m:
-            wait(duration_s)
-        robot.stop()
+    def tick():
+        heights_m.append(equilibrium(emulator)[2])
+        tick_of(emulator)()
 
-    lifted_m = position(emulator)[2] + 0.001
-    robot._arms[0]._sleep = stop_then_wait
-    with pytest.raises(RobotError, match=r"was stopped before its joint reset|does not follow"):
-        robot.prepare_reset()
+    with pytest.raises(RobotFault, match=r"safety filter lets the arm .* rise by 0\.001 m only"):
+        prepare(robot, tick=tick, workspace={"low": (0.0, -0.5, 0.0), "high": (0.8, 0.5, top_m)})
+    assert 0.0 < max(heights_m) < top_m + 1e-6
     assert "/jointreset" not in emulator.endpoints.num_calls
+
+
+def test_guard_sees_the_lift_before_a_joint_reset(emulate, connect):
+    emulator = emulate(lockstep=True)
+    safe = SafeRobot(connect(emulator, joint_reset_every=1), SafetyConfig(), RealClock())
+    seen = []
+    safe.report_measurements(lambda observation: seen.append(observation.values["ee_pose"][2]))
+    safe.prepare_reset(tick=tick_of(emulator))
+    assert len(seen) > 1 and seen[-1] > seen[0] + 0.001
+
+
+def test_stop_during_the_lift_prevents_the_joint_reset(emulate, connect):
+    emulator = emulate(lockstep=True)
+    safe = SafeRobot(connect(emulator, joint_reset_every=1), SafetyConfig(), RealClock())
+    pressed = []
+    safe.refuse_while(lambda: pressed[0] if pressed else None)
+    with pytest.raises(RobotFault, match="pressed in a test"):
+        safe.prepare_reset(tick=lambda: (tick_of(emulator)(), pressed.append("pressed in a test")))
+    assert "/jointreset" not in emulator.endpoints.num_calls
+    assert np.allclose(equilibrium(emulator), position(emulator), atol=1e-3)
+
+
+def test_end_of_the_run_during_the_lift_is_no_fault(emulate, connect):
+    emulator = emulate(lockstep=True)
+    safe = SafeRobot(connect(emulator, joint_reset_every=1), SafetyConfig(), RealClock())
+
+    def tick():
+        raise StopRequested
+
+    with pytest.raises(StopRequested):
+        safe.prepare_reset(tick=tick)
+    assert safe.fault is None and "/jointreset" not in emulator.endpoints.num_calls
 
 
 def test_stop_after_a_joint_reset_holds_the_new_place(emulate, connect):
@@ -574,7 +615,7 @@ def test_stop_after_a_joint_reset_holds_the_new_place(emulate, connect):
     robot.send(move(dy=0.01))
     emulator.arm.advance_ns(500_000_000)
     robot.stop()
-    robot.prepare_reset()
+    prepare(robot, emulator)
     robot.stop()  # without a command since
     assert np.allclose(equilibrium(emulator), position(emulator), atol=1e-3)
 
@@ -584,7 +625,7 @@ def test_no_joint_reset_after_a_fault(emulate, connect):
     safe = SafeRobot(connect(emulator, joint_reset_every=1), SafetyConfig(), RealClock())
     safe.trip("a test")
     with pytest.raises(RobotFault, match="a test"):
-        safe.prepare_reset()
+        safe.prepare_reset(tick=tick_of(emulator))
     assert "/jointreset" not in emulator.endpoints.num_calls
 
 
@@ -592,8 +633,8 @@ def test_no_joint_reset_after_a_fault(emulate, connect):
 def test_stop_during_a_joint_reset_says_that_it_cannot_stop_it(emulate, connect):
     emulator = emulate(time_scale=20.0)
     robot = connect(emulator, joint_reset_every=1, timeout_s=2.0)
-    robot.observe()
-    resetting = threading.Thread(target=robot.prepare_reset)
+    safe = SafeRobot(robot, SafetyConfig(), RealClock())
+    resetting = threading.Thread(target=safe.prepare_reset, kwargs={"tick": lambda: time.sleep(0.02)})
     resetting.start()
     wait_until(lambda: emulator.arm.mode == "joints")
     with pytest.raises(

@@ -121,7 +121,7 @@ class StopSystem:
     def __enter__(self) -> Self:
         self.folder.mkdir(parents=True, exist_ok=True)
         try:
-            self.arms = [self._stack.enter_context(ArmProcess()) for _ in range(self.num_arms)]
+            self.arms = self.open_arms(self._stack)
             for device in (self.gamepad, self.pedal):
                 self._stack.enter_context(device)
             self._start()
@@ -145,7 +145,7 @@ class StopSystem:
     def _start(self) -> None:
         self.block_file.write_text("")
         (self.folder / "sitecustomize.py").write_text(_DISK.format(block=str(self.block_file)))
-        (self.folder / "run.yaml").write_text(self._config())
+        (self.folder / "run.yaml").write_text(self.config())
         self.terminal, slave = pty.openpty()
         self._stack.callback(self.hang_up)
         self._output = self._stack.enter_context((self.folder / "output").open("wb"))
@@ -174,8 +174,13 @@ class StopSystem:
         path = os.pathsep.join((str(self.folder), os.environ.get("PYTHONPATH", "")))
         return {**os.environ, "DOVETAIL_STOP_SYSTEM": self._mark, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
 
-    def _config(self) -> str:
-        first, operator = self.arms[0], self._operator()
+    def open_arms(self, stack: contextlib.ExitStack) -> list[ArmProcess]:
+        """The emulated arms, which the stack closes. Those of a subclass need `motions` and `delay_ns` only."""
+        return [stack.enter_context(ArmProcess()) for _ in range(self.num_arms)]
+
+    def config(self) -> str:
+        """The settings of the run."""
+        first, operator = self.arms[0], self.operator()
         text = _CONFIG.format(
             steps=EPISODE_STEPS,
             block=self.block_file,
@@ -195,7 +200,7 @@ class StopSystem:
                 text += f"    arm-{number}: {{robot: {robot}, operator: {operator if number == 0 else '{}'}}}\n"
         return text
 
-    def _operator(self) -> str:
+    def operator(self) -> str:
         """The operator section of the first arm: the pedal wraps the gamepad, so both are read."""
         if self.keyboard:
             return "{type: keyboard}"

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from dovetail.core.types import Array
+
+if TYPE_CHECKING:
+    from dovetail.core.contracts import GuardedRobot
 
 __all__ = [
     "BringsTask",
@@ -81,10 +84,15 @@ class HearsAcknowledgement(Protocol):
 
 @runtime_checkable
 class PreparesReset(Protocol):
-    """A robot that may move by itself before the task's reset, for example back to its start joints."""
+    """A robot that may move before the task's reset, for example by its own controller back to its start joints."""
 
-    def prepare_reset(self) -> None:
-        """Called before the reset of each episode. May take long."""
+    def prepare_reset(self, robot: GuardedRobot, *, tick: Callable[[], None]) -> None:
+        """Called before the reset of each episode. May take long.
+
+        `robot` is this robot behind the safety filter. Every motion that the driver commands itself goes through it: one
+        `robot.observe()` and one `robot.send(action)` per tick, then `tick()`, which waits for the next tick and may raise
+        to end the motion. Call `robot.reset()` after a motion that the robot's own controller has made.
+        """
 
 
 @runtime_checkable

@@ -17,8 +17,6 @@ from dovetail.robots.drivers.franka.state import ArmState, StateReader
 
 __all__ = ["FrankaArm"]
 
-_LOOK_S, _NUM_LOOKS = 0.05, 40  # of an arm that should move
-_MOVED = 0.2  # of the lift
 _START_S = 20.0  # `/startimp` launches a process on the server
 
 
@@ -31,10 +29,9 @@ class FrankaArm:
         address: str,
         *,
         now_ns: Callable[[], int] = time.monotonic_ns,
-        sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        """`now_ns` and `sleep` are those of the clock of observations."""
-        self._config, self._now_ns, self._sleep = config, now_ns, sleep
+        """`now_ns` is that of the clock of observations."""
+        self._config, self._now_ns = config, now_ns
         self.connection = Connection(address, timeout_s=config.timeout_s)
         self.where = f"the Franka server at {address}"
         self._reader = StateReader(self.connection, has_gripper=config.gripper != "none", now_ns=now_ns)
@@ -48,6 +45,16 @@ class FrankaArm:
     def equilibrium(self) -> tuple[Vector, Vector] | None:
         """Position and quaternion that the controller pulls toward. None: where the arm is."""
         return self._equilibrium
+
+    @property
+    def height_m(self) -> float:
+        """As measured last."""
+        return float(self._state.position[2]) if self._state is not None else 0.0
+
+    @property
+    def lift_m(self) -> float:
+        """How far to pull the arm up before a joint reset: further would not pull harder."""
+        return self._following.clip_m
 
     def read(self) -> ArmState:
         self._state = state = self._reader.read()
@@ -105,25 +112,17 @@ class FrankaArm:
         if self.gripper is not None:
             self.gripper.restart()
 
-    def check_obeys(self) -> None:
-        """Lift the arm a little. Raises RobotError if it does not move: it may have an error, which the server does not
-        report, and which its joint reset would clear."""
-        if not self._is_prepared:
-            self._prepare()
-        start = self._state = self._reader.read()
-        position, quat = self._equilibrium or (start.position, start.quat)
-        lift_m = self._following.clip_m
-        self.forget()
-        self._pull(position + (0.0, 0.0, lift_m), quat)
-        for _ in range(_NUM_LOOKS):
-            self._sleep(_LOOK_S)
-            self._state = self._reader.read()
-            if self._state.position[2] - start.position[2] > _MOVED * lift_m:
-                return
-        self._pull(start.position, start.quat)
+    def does_not_follow(self, *, pulled_m: float, needed_m: float) -> RobotError:
+        """The error of an arm that was pulled up before a joint reset and did not rise as far as needed."""
+        if pulled_m < needed_m:
+            return RobotError(
+                f"the safety filter lets the arm of {self.where} rise by {pulled_m:.2g} m only, so it cannot show before a "
+                f"joint reset that it has no error. Move it {self.lift_m:g} m below the top of safety.workspace, or raise "
+                "robot.max_lead_m"
+            )
         self._following.has_failed = True
-        raise RobotError(
-            f"the arm of {self.where} does not follow: pulled up by {lift_m:g} m before a joint reset, it did not move. "
+        return RobotError(
+            f"the arm of {self.where} does not follow: pulled up by {pulled_m:.2g} m before a joint reset, it did not move. "
             "Look for an error at the arm and at the server. Acknowledging clears it and restarts the controller"
         )
 

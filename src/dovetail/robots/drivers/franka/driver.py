@@ -11,11 +11,12 @@ measured pose, as of the simulated robot.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
 
+from dovetail.core.contracts import GuardedRobot
 from dovetail.core.errors import RobotError
 from dovetail.core.specs import ActionPart, ArraySpec, RobotSpec
 from dovetail.core.types import Array, Observation
@@ -26,6 +27,8 @@ from dovetail.robots.drivers.franka.stopping import FrankaStop
 
 __all__ = ["FrankaRobot", "franka_spec"]
 
+_LIFT_S, _MIN_LIFT_TICKS = 2.0, 4
+_LIFTED = 0.2  # of the lift: the arm obeys
 _AXES = ("dx", "dy", "dz", "drx", "dry", "drz")
 _OBSERVED: dict[str, tuple[str, ...]] = {
     "joint_pos": tuple(f"joint{i + 1}" for i in range(7)),
@@ -47,9 +50,7 @@ class FrankaRobot:
     def __init__(self, config: FrankaConfig, *, task: Any = None) -> None:
         self._config = config
         self._addresses = [one for one in (config.address, config.right_address) if one is not None]
-        self._arms = [
-            FrankaArm(config, address, now_ns=self._now_ns, sleep=self._sleep) for address in self._addresses
-        ]
+        self._arms = [FrankaArm(config, address, now_ns=self._now_ns) for address in self._addresses]
         self._stopper = FrankaStop(self._addresses)
         self._spec = franka_spec(config)
         self._low, self._high = self._spec.action.bounds
@@ -104,21 +105,20 @@ class FrankaRobot:
             arm.clear_errors(is_off=self._stopper.controller_is_off(number))
             self._stopper.controller_was_started(number)
 
-    def prepare_reset(self) -> None:
+    def prepare_reset(self, robot: GuardedRobot, *, tick: Callable[[], None]) -> None:
         """Before each n-th episode, let the server drive to its reset joints, if that is configured."""
         every = self._config.joint_reset_every
         if every and self._num_resets % every == 0:
-            self.reset_joints()
+            self._reset_joints(robot, tick)
         self._num_resets += 1
 
-    def reset_joints(self) -> None:
+    def _reset_joints(self, robot: GuardedRobot, tick: Callable[[], None]) -> None:
         """Drive all arms to the reset joints of their servers, one after another. `stop()` cannot interrupt it.
 
         The server clears errors on the way. So each arm must show first that it has none.
         """
-        self._is_held = False
-        for arm in self._arms:
-            arm.check_obeys()
+        for number, arm in enumerate(self._arms):
+            self._check_obeys(number, robot, tick)
             self._is_resetting = True
             try:
                 if self._is_held:  # a stop came first
@@ -126,6 +126,24 @@ class FrankaRobot:
                 arm.reset_joints()
             finally:
                 self._is_resetting = False
+            robot.reset()
+
+    def _check_obeys(self, number: int, robot: GuardedRobot, tick: Callable[[], None]) -> None:
+        """Lift an arm a little, through the filter. Raises RobotError if it does not move: it may have an error, which the
+        server does not report, and which its joint reset would clear."""
+        arm, up = self._arms[number], number * self._spec.action.shape[0] // len(self._arms) + 2
+        robot.observe()
+        start_m, pulled_m, needed_m = arm.height_m, 0.0, _LIFTED * arm.lift_m
+        for _ in range(max(_MIN_LIFT_TICKS, round(_LIFT_S * self._spec.control_hz))):
+            action = robot.holding_action()
+            action[up] = max(arm.lift_m - pulled_m, 0.0)
+            pulled_m += float(robot.send(action)[up])
+            tick()
+            robot.observe()
+            if arm.height_m - start_m > needed_m:
+                robot.hold()  # refused after a stop, like every command
+                return
+        raise arm.does_not_follow(pulled_m=pulled_m, needed_m=needed_m)
 
     def close(self) -> None:
         for arm in self._arms:
@@ -134,9 +152,6 @@ class FrankaRobot:
 
     def _now_ns(self) -> int:
         return time.monotonic_ns()
-
-    def _sleep(self, duration_s: float) -> None:
-        time.sleep(duration_s)
 
     def _observation(self, states: Sequence[ArmState]) -> Observation:
         columns: dict[str, list[Array]] = {key: [] for key in self._spec.observation if key in _OBSERVED}

@@ -153,9 +153,6 @@ class _LockstepFranka(EmulatedFranka):
     def _now_ns(self) -> int:
         return self.world.mirrored_ns
 
-    def _sleep(self, duration_s: float) -> None:
-        self.advance(round(duration_s * 1e9))
-
     def advance(self, duration_ns: int) -> None:
         self._call("/emulator/advance", {"duration_ns": duration_ns})
 
