@@ -203,17 +203,24 @@ def convert(source: Path, file: Path) -> None:
         # the source has the same order, a batch normalization after each convolution, and one more convolution
         for module, name in zip(convolutions, sources[: len(convolutions)], strict=True):
             norm = _next_norm(weights, name)
+            _check_shape(weights, f"{name}.weight", module.weight.shape)
+            for part in ("weight", "bias", "running_mean", "running_var"):
+                _check_shape(weights, f"{norm}.{part}", module.weight.shape[:1])
             factor = weights[f"{norm}.weight"] / torch.sqrt(weights[f"{norm}.running_var"] + 1e-5)
             weight = weights[f"{name}.weight"] * factor[:, None, None, None]
             assert module.bias is not None
-            if weight.shape != module.weight.shape:
-                raise ValueError(f"{name} is {tuple(weight.shape)}, should be {tuple(module.weight.shape)}")
             with torch.no_grad():
                 module.weight.copy_(weight)
                 module.bias.copy_(weights[f"{norm}.bias"] - weights[f"{norm}.running_mean"] * factor)
     except (KeyError, ValueError, StopIteration) as error:
         raise UsageError(f"{source} does not hold a MobileNetV2: {error}") from error
     save_backbone(network, file, arch="mobilenet_v2")
+
+
+def _check_shape(weights: Mapping[str, Tensor], name: str, expected: tuple[int, ...]) -> None:
+    """Before any arithmetic: that of other shapes could take any memory."""
+    if weights[name].shape != expected:
+        raise ValueError(f"{name} is {tuple(weights[name].shape)}, should be {tuple(expected)}")
 
 
 def _next_norm(weights: Mapping[str, Tensor], name: str) -> str:
