@@ -75,7 +75,7 @@ class LiveArms:
         if not name:
             return next(iter(active.values()), self._arms[self._run])
         known = ", ".join(active) or "none"
-        raise UsageError(f"arm '{name}' is not on this machine, or it has not started. Arms here: {known}")
+        raise UsageError(f"arm '{shown(name)}' is not on this machine, or it has not started. Arms here: {known}")
 
     def names(self) -> list[str]:
         return [name for name, _ in self._active()]
