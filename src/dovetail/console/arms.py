@@ -11,7 +11,7 @@ from typing import Any
 from dovetail.console.cameras import Cameras
 from dovetail.console.drive_control import DriveControl
 from dovetail.console.robot import LiveRobot
-from dovetail.core.errors import DovetailError, UsageError
+from dovetail.core.errors import DovetailError, UsageError, shown
 from dovetail.core.types import Event
 from dovetail.live.link import LIVE_JSON
 
