@@ -1,9 +1,11 @@
 """The Triton kernels and the pieces around them compute the same as the plain network.
 
 They need Triton, which comes with torch for CUDA. Without a GPU, Triton's interpreter runs them, with fewer
-layers and steps.
+layers and steps. On a GPU both compute in bfloat16, so each is compared with float32: these small random networks
+amplify roundings, and two results that are equally near to the truth can differ by more than either errs.
 """
 
+import copy
 import os
 
 import pytest
@@ -58,12 +60,26 @@ def relative(ours, expected):
     return float((ours.float() - expected.float()).norm() / expected.float().norm())
 
 
+def in_float32(tensors):
+    return tensors._replace(
+        **{name: value.float() for name, value in tensors._asdict().items() if value.is_floating_point()}
+    )
+
+
+def assert_as_near_as_the_plain_network(ours, network, inputs, *commitment):
+    """As near to the plain network in float32 as the plain network itself is, which is exact on a CPU."""
+    sampler = Sampler(copy.deepcopy(network).float(), num_steps=NUM_STEPS)
+    exact = sampler(in_float32(inputs), *map(in_float32, commitment))
+    plain = relative(Sampler(network, num_steps=NUM_STEPS)(inputs, *commitment), exact)
+    assert plain < (0.1 if IS_GPU else 1e-9)
+    assert relative(ours, exact) < 1.5 * plain + (2e-3 if IS_GPU else 1e-5)
+
+
 @pytest.mark.parametrize("batch", [1, 2, 7])  # 7: too many tokens for the kernels
 def test_chunks_equal_those_of_the_plain_network(network, batch):
     inputs = masked_inputs(network, batch)
-    expected = Sampler(network, num_steps=NUM_STEPS)(inputs)
     ours = Sampler(network, num_steps=NUM_STEPS, parts=fast_parts(network), graph=IS_GPU)(inputs)
-    assert relative(ours, expected) < (2e-2 if IS_GPU else 1e-5)
+    assert_as_near_as_the_plain_network(ours, network, inputs)
 
 
 @pytest.mark.parametrize("batch", [1, 2, 7])
@@ -73,9 +89,8 @@ def test_guided_chunks_equal_those_of_the_plain_network(network, batch):
     weights = torch.zeros_like(target)
     weights[:, :10, :7] = 1.0
     commitment = Commitment(target, weights)
-    expected = Sampler(network, num_steps=NUM_STEPS)(inputs, commitment)
     ours = Sampler(network, num_steps=NUM_STEPS, parts=fast_parts(network), graph=IS_GPU)(inputs, commitment)
-    assert relative(ours, expected) < (2e-2 if IS_GPU else 1e-5)
+    assert_as_near_as_the_plain_network(ours, network, inputs, commitment)
 
 
 def test_adapted_layers_are_compiled_once_and_equal_the_merged_network(monkeypatch):
