@@ -231,10 +231,13 @@ _opener = urllib.request.build_opener(_NoRedirect, _HttpHandler, _HttpsHandler)
 def _read(response: http.client.HTTPResponse, *, until_s: float) -> bytes:
     """Read an answer up to slightly more than the allowed size. Raises TimeoutError after `until_s`."""
     data = b""
-    while len(data) <= _MAX_ANSWER_BYTES and (piece := response.read1(1 << 16)):
-        data += piece
-        if time.monotonic() > until_s:
+    while len(data) <= _MAX_ANSWER_BYTES:
+        piece = response.read1(1 << 16)
+        if time.monotonic() > until_s:  # also if it has ended: the timer may have ended it
             raise TimeoutError("timed out")
+        if not piece:
+            break
+        data += piece
     return data
 
 
