@@ -12,6 +12,12 @@ import pytest
 import websockets
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from websockets.sync.client import connect
+
+from support.console_process import end_console, start_console
+from support.fuzz.memory import limit_memory
+from support.fuzz.mutate import mutate_bytes, mutate_json
+from support.made_runs import made_episode, made_run
 
 QUICK = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 TRAVERSALS = (
@@ -160,3 +166,117 @@ def test_console_survives_many_sockets(console):
 
     asyncio.run(go())
     assert is_alive(console)
+
+
+PAGE = "0" * 32
+REQUESTS = (
+    ("POST", "api/event", {}, {"event": "start", "arm": ""}),
+    ("POST", "api/acknowledge", {}, {"robot": "panda"}),
+    ("POST", "api/stop", {"press": "abc"}, {}),
+    ("POST", "api/deployment", {}, {"change": "approve", "seen": "version 3"}),
+    ("POST", "api/downloads", {}, {"kind": "video", "ids": ["e1", "e2"]}),
+    (
+        "GET",
+        "api/episodes",
+        {"sort": "number", "descending": "true", "offset": "0", "limit": "9", "text": "e"},
+        {},
+    ),
+    ("GET", "api/episodes/e1", {}, {}),
+    ("GET", "api/episodes/e1/frames/0/0", {}, {}),
+    ("GET", "api/episodes/e1/thumbnail", {}, {}),
+    ("GET", "api/downloads/0123456789abcdef0123456789abcdef", {}, {}),
+    ("GET", "api/label/queue", {"page": PAGE}, {}),
+    ("POST", "api/label/claim", {}, {"page": PAGE, "count": 3, "skip": ["e1"]}),
+    ("POST", "api/label/renew", {}, {"page": PAGE, "ids": ["e1"]}),
+    ("POST", "api/label/release", {}, {"page": PAGE, "ids": ["e1"]}),
+    ("POST", "api/label/episodes/e1/claim", {}, {"page": PAGE}),
+    (
+        "POST",
+        "api/label/episodes/e1/label",
+        {},
+        {
+            "page": PAGE,
+            "verdict": "success",
+            "marks": [{"first": 0, "last": 2, "reward": 1.0}],
+            "queued": False,
+        },
+    ),
+    ("POST", "api/label/episodes/e1/retract", {}, {"page": PAGE}),
+)
+SOCKETS = {
+    "ws/drive": drive(1, 0.0, 0.5),
+    "ws/stop": "press-1",
+    "ws/state": "x",
+    "ws/frames?camera=front": "shown",
+}
+TEXTS = ("", "-1", "9" * 30, "NaN", "a\nb", "../../etc/passwd", "x" * 5000, "\0", "\u20ac", "true", "%s%n")
+SIZES = [60, pytest.param(1500, marks=pytest.mark.extended)]
+
+
+@pytest.fixture(scope="module")
+def limited_console(tmp_path_factory):
+    """The console of a finished run with two episodes; it may take 256 MB more than at its start."""
+    run = made_run(tmp_path_factory.mktemp("runs") / "one", made_episode("e1"), made_episode("e2", images=False))
+    opened = start_console(run.path)
+    assert is_alive(opened)
+    limit_memory(opened.process.pid)
+    yield opened
+    assert end_console(opened) == 0
+
+
+def repeat(num_examples, test):
+    kept = settings(max_examples=num_examples, deadline=None, suppress_health_check=list(HealthCheck))
+    kept(given(st.data())(test))()
+
+
+@pytest.mark.parametrize("num_examples", SIZES)
+def test_changed_requests_are_answered_or_refused_in_one_line(limited_console, num_examples):
+    def send(data):
+        method, path, query, body = data.draw(st.sampled_from(REQUESTS))
+        content = json.dumps(body).encode()
+        how = data.draw(st.sampled_from(["path", "query", "body", "body", "bytes"]))
+        if how == "path":
+            parts = path.split("/")
+            parts[data.draw(st.integers(1, len(parts) - 1))] = quote(data.draw(st.sampled_from(TEXTS)), safe="")
+            path = "/".join(parts)
+        elif how == "query":
+            names = st.sampled_from([*query, "arm", "page", "press"])
+            query = {**query, data.draw(names): data.draw(st.sampled_from(TEXTS))}
+        elif how == "body":
+            content = json.dumps(mutate_json(data, body)).encode()
+        else:
+            content = mutate_bytes(data, content)
+        headers = {**limited_console.headers, "Content-Type": "application/json"}
+        answer = CLIENT.request(
+            method, f"{limited_console.address}{path}", params=query, content=content, headers=headers
+        )
+        assert answer.status_code < 500, answer.text
+        if answer.status_code >= 400 and "json" in answer.headers.get("content-type", ""):
+            detail = answer.json()["detail"]
+            assert isinstance(detail, str) and "\n" not in detail and len(detail) < 6000
+
+    repeat(num_examples, send)
+    assert is_alive(limited_console)
+
+
+@pytest.mark.parametrize("num_examples", SIZES)
+def test_any_websocket_message_is_answered_or_closes_its_connection(limited_console, num_examples):
+    def send(data):
+        path = data.draw(st.sampled_from(sorted(SOCKETS)))
+        message = mutate_bytes(data, SOCKETS[path].encode())
+        if data.draw(st.booleans()):
+            message = message.decode(errors="replace")
+        elif path == "ws/drive":
+            message = json.dumps(mutate_json(data, json.loads(SOCKETS[path])))
+        uri = limited_console.address.replace("http", "ws") + path
+        with connect(uri, additional_headers=limited_console.headers, max_size=None) as line:
+            try:
+                line.send(message)
+                answer = json.loads(line.recv(timeout=10)) if path != "ws/frames?camera=front" else {}
+                assert isinstance(answer, dict)
+            except websockets.ConnectionClosed:
+                pass
+        assert line.close_code in (1000, 1006, 1008, 1009, 4404)
+
+    repeat(num_examples, send)
+    assert is_alive(limited_console)

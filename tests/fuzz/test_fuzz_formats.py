@@ -33,6 +33,14 @@ FORMATS = (
     "published folders",
     "openpi messages",
     "robot messages",
+    "drive messages",
+    "franka replies",
+    "lerobot bridge",
+    "ros messages",
+    "status packets",
+    "camera streams",
+    "input events",
+    "torch files",
 )
 
 
@@ -50,7 +58,7 @@ def fuzz(name: str, num_examples: int, *, seed: int | None = None, timeout_s: fl
     assert json.loads(done.stdout.splitlines()[-1])["examples"] >= num_examples // 2
 
 
-@pytest.mark.parametrize("name", ["spool", "labels"])
+@pytest.mark.parametrize("name", ["spool", "labels", "franka replies", "lerobot bridge", "drive messages"])
 def test_damaged_data_is_refused_or_read(name: str) -> None:
     fuzz(name, 40, timeout_s=120)
 

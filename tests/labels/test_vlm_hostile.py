@@ -6,8 +6,12 @@ import dataclasses
 import json
 import logging
 import re
+import socket
+import threading
+import time
 import traceback
 from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +19,7 @@ import pytest
 
 from dovetail.core.errors import LabelError
 from dovetail.core.types import Episode
+from dovetail.labels._chat_client import ChatClient
 from dovetail.labels.store import LabelStore
 from dovetail.labels.vlm import VLMConfig, VLMLabeler
 from support.camera_episodes import camera_episode
@@ -144,3 +149,62 @@ def test_api_key_is_never_written_or_logged(
     texts += [path.read_text() for path in kept]
     assert server.questions[0].headers["Authorization"] == f"Bearer {KEY}"
     assert not any(KEY in text for text in texts)
+
+
+@contextmanager
+def flooding(first: bytes, again: bytes, *, pause_s: float) -> Iterator[str]:
+    """A server that never ends its answer. Gives its URL."""
+
+    def serve() -> None:
+        with suppress(OSError):
+            asked, _ = listener.accept()
+            with asked:
+                asked.recv(1 << 16)
+                asked.sendall(first)
+                while True:
+                    asked.sendall(again)
+                    time.sleep(pause_s)
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=serve, daemon=True)
+        thread.start()
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}/v1"
+        thread.join(5.0)
+        assert not thread.is_alive()
+
+
+@pytest.mark.parametrize(
+    ("first", "again", "pause_s"),
+    [
+        (b"", b"HTTP/1.1 100 Continue\r\n\r\n", 0.0),
+        (b"HTTP/1.1 200 OK\r\nX: ", b"x", 0.02),
+        (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n-1\r\n", bytes(1000), 0.02),
+    ],
+)
+def test_answer_without_an_end_times_out(first: bytes, again: bytes, pause_s: float) -> None:
+    with flooding(first, again, pause_s=pause_s) as url:
+        client = ChatClient(VLMConfig(url=url, model="m", tries=1, timeout_s=0.5))
+        began_s = time.monotonic()
+        with pytest.raises(LabelError, match="timed out"):
+            client.ask([])
+        assert time.monotonic() - began_s < 3.0
+
+
+def test_key_and_control_characters_in_a_status_line_are_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CHAT_KEY", "sk-secret")
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def serve() -> None:
+            asked, _ = listener.accept()
+            with asked:
+                asked.recv(1 << 16)
+                asked.sendall(b"HTTP/sk-secret\x1b[2J 200 OK\r\n\r\n")
+
+        thread = threading.Thread(target=serve, daemon=True)
+        thread.start()
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}/v1"
+        client = ChatClient(VLMConfig(url=url, model="m", tries=1, timeout_s=5.0, key_env="CHAT_KEY"))
+        with pytest.raises(LabelError) as error:
+            client.ask([])
+        thread.join(5.0)
+    assert "sk-secret" not in str(error.value) and str(error.value).isprintable()

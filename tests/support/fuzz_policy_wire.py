@@ -11,7 +11,6 @@ import contextlib
 import json
 import os
 import random
-import re
 import resource
 import socket
 import sys
@@ -19,7 +18,6 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -33,11 +31,11 @@ from dovetail.policies.remote.trained import TrainedRemotePolicy
 from dovetail.policies.remote.weights import component_hash, use_message, weight_messages
 from dovetail.policies.remote.wire import PREFIX, Message, WireError, encode
 from dovetail.serve.weights import ServedWeights
+from support.fuzz.memory import limit_memory
 from support.policy_servers import TOKEN, ScriptedPolicy, client, inputs, serving
 
 __all__: list[str] = []
 
-_MAX_MORE_BYTES = 256 << 20
 _DETERMINISTIC = ActContext(deterministic=True)
 _HUGE = (2**20, 2**28, 2**31 - 1, 2**32 - 1, 2**53, 2**62, 2**63, 2**64 - 1, 10**400)
 _VALUES: tuple[Any, ...] = (
@@ -87,14 +85,6 @@ def damaged(frame: bytes, rng: random.Random) -> bytes:
     if kind == 5:
         del data[rng.randrange(len(data)) :]
     return bytes(data)
-
-
-def limit_memory() -> None:
-    """Allow 256 MB more than now."""
-    used = re.search(r"VmData:\s+(\d+) kB", Path("/proc/self/status").read_text())
-    assert used is not None
-    limit = 1024 * int(used[1]) + _MAX_MORE_BYTES
-    resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
 
 
 def fuzz_server(end_s: float, rng: random.Random) -> Counter[str]:

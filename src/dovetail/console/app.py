@@ -16,6 +16,7 @@ from dovetail.console import episodes_page, label_page, learning_page, live_api,
 from dovetail.console.access_guard import AccessGuard
 from dovetail.console.layout import Page
 from dovetail.console.run_files import OpenRun
+from dovetail.core.errors import shown
 
 __all__ = ["PAGES", "make_app"]
 
@@ -54,5 +55,5 @@ def _invalid_request(_: Request, error: Exception) -> JSONResponse:
     """One line, without the value that was sent: it may be NaN, which JSON cannot represent."""
     assert isinstance(error, RequestValidationError)
     first = error.errors()[0]
-    where = ".".join(str(part) for part in first["loc"])
+    where = shown(".".join(str(part) for part in first["loc"]))  # it may have a key that was sent
     return JSONResponse({"detail": f"{where}: {first['msg']}"}, status_code=422)

@@ -11,7 +11,7 @@ from typing import Any
 from dovetail.console.cameras import Cameras
 from dovetail.console.drive_control import DriveControl
 from dovetail.console.robot import LiveRobot
-from dovetail.core.errors import DovetailError, UsageError
+from dovetail.core.errors import DovetailError, UsageError, shown
 from dovetail.core.types import Event
 from dovetail.live.link import LIVE_JSON
 
@@ -75,7 +75,7 @@ class LiveArms:
         if not name:
             return next(iter(active.values()), self._arms[self._run])
         known = ", ".join(active) or "none"
-        raise UsageError(f"arm '{name}' is not on this machine, or it has not started. Arms here: {known}")
+        raise UsageError(f"arm '{shown(name)}' is not on this machine, or it has not started. Arms here: {known}")
 
     def names(self) -> list[str]:
         return [name for name, _ in self._active()]

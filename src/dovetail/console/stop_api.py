@@ -14,7 +14,7 @@ from dovetail.config.model import Config
 from dovetail.console.emergency import ConsoleStop, Press
 from dovetail.console.layout import user_name
 from dovetail.console.run_files import OpenRun
-from dovetail.core.errors import UsageError
+from dovetail.core.errors import UsageError, shown
 
 __all__ = ["add_stop", "press_stop", "source_name"]
 
@@ -40,7 +40,7 @@ def add_stop(app: FastAPI, run: OpenRun) -> None:
         stopped = {row["name"] for row in rows if row.get("problem")} | run.stop.stopped_arms()
         stopped |= {row["name"] for row in run.arms.rows() if row["control"] == "fault"}
         if request.robot not in stopped:
-            raise HTTPException(409, f"{request.robot} has not stopped")
+            raise HTTPException(409, f"{shown(request.robot)} has not stopped")
         if not run.stop.acknowledge(source=source_name(http), arm=request.robot):
             raise HTTPException(409, "this run is not running: nothing was acknowledged")
         return {"sent": True}

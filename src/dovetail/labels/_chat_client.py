@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
 import math
 import os
 import random
+import socket
 import threading
 import time
 import urllib.error
 import urllib.request
 from collections.abc import Collection, Mapping, Sequence
+from functools import partial
 from typing import Any, ClassVar
 
 from pydantic import Field
 
 from dovetail.config.model import Config
 from dovetail.core.disk import MAX_JSON_BYTES, parse_json
-from dovetail.core.errors import LabelError
+from dovetail.core.errors import LabelError, shown
 
 __all__ = ["ChatClient", "ServerConfig"]
 
@@ -107,7 +110,7 @@ class ChatClient:
 
     def _once(self, what: str, body: Mapping[str, Any] | None) -> Any:
         config, started_s = self._config, time.monotonic()
-        request = urllib.request.Request(
+        request = _Question(
             f"{config.url.rstrip('/')}/{what}",
             data=None if body is None else json.dumps(body).encode(),
             headers={"Content-Type": "application/json", **self._authorization()},
@@ -122,8 +125,13 @@ class ChatClient:
                 raise _RetryableError(f"status {status}", wait_s=_seconds(after)) from None
             raise LabelError(f"{config.url} refused the question with status {status}{_hint(status)}") from None
         except (OSError, http.client.HTTPException) as error:
+            if time.monotonic() - started_s >= config.timeout_s:
+                raise _RetryableError("timed out") from None
             reason = error.reason if isinstance(error, urllib.error.URLError) else error
-            raise _RetryableError(" ".join(str(reason or error).split()) or type(error).__name__) from None
+            text = self._without_key(str(reason or error))  # a server may repeat it
+            raise _RetryableError(shown(text, max_chars=300) or type(error).__name__) from None
+        finally:
+            request.stop_timers()
         if len(data) > _MAX_ANSWER_BYTES:
             raise _RetryableError("the answer is larger than 4 MB")
         try:
@@ -163,16 +171,73 @@ class _NoRedirect(urllib.request.HTTPRedirectHandler):
         return None
 
 
-_opener = urllib.request.build_opener(_NoRedirect)
+class _Question(urllib.request.Request):
+    """A request whose connections end after its timeout, whatever has arrived. Otherwise a server could send a byte, or an
+    interim answer, before each timeout of the socket, and the call would never return."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self._timers: list[threading.Timer] = []
+
+    def end_in_time(self, sock: socket.socket, timeout_s: float) -> None:
+        timer = threading.Timer(timeout_s, _disconnect, [sock])
+        timer.daemon = True
+        self._timers.append(timer)
+        timer.start()
+
+    def stop_timers(self) -> None:
+        for timer in self._timers:
+            timer.cancel()
+
+
+def _disconnect(sock: socket.socket) -> None:
+    with contextlib.suppress(OSError):  # closed already
+        socket.socket.shutdown(sock, socket.SHUT_RDWR)  # of TLS, too: its own would wait for the other side
+
+
+class _Connection(http.client.HTTPConnection):
+    def __init__(self, *arguments: Any, question: _Question, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self._question = question
+
+    def connect(self) -> None:
+        super().connect()
+        self._question.end_in_time(self.sock, self._question.timeout)
+
+
+class _TlsConnection(http.client.HTTPSConnection):
+    def __init__(self, *arguments: Any, question: _Question, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self._question = question
+
+    def connect(self) -> None:
+        super().connect()
+        self._question.end_in_time(self.sock, self._question.timeout)
+
+
+class _HttpHandler(urllib.request.HTTPHandler):
+    def http_open(self, request: Any) -> Any:
+        return self.do_open(partial(_Connection, question=request), request)  # type: ignore[arg-type]
+
+
+class _HttpsHandler(urllib.request.HTTPSHandler):
+    def https_open(self, request: Any) -> Any:
+        return self.do_open(partial(_TlsConnection, question=request), request)  # type: ignore[arg-type]
+
+
+_opener = urllib.request.build_opener(_NoRedirect, _HttpHandler, _HttpsHandler)
 
 
 def _read(response: http.client.HTTPResponse, *, until_s: float) -> bytes:
     """Read an answer up to slightly more than the allowed size. Raises TimeoutError after `until_s`."""
     data = b""
-    while len(data) <= _MAX_ANSWER_BYTES and (piece := response.read1(1 << 16)):
-        data += piece
-        if time.monotonic() > until_s:
+    while len(data) <= _MAX_ANSWER_BYTES:
+        piece = response.read1(1 << 16)
+        if time.monotonic() > until_s:  # also if it has ended: the timer may have ended it
             raise TimeoutError("timed out")
+        if not piece:
+            break
+        data += piece
     return data
 
 

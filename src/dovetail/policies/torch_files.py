@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 
 from dovetail.core.disk import open_file
-from dovetail.core.errors import StoreError
+from dovetail.core.errors import StoreError, shown
 from dovetail.core.types import Array
 
-__all__ = ["TORCH_SUFFIXES", "read_torch_file"]
+__all__ = ["TORCH_SUFFIXES", "check_sizes", "read_torch_file"]
 
 TORCH_SUFFIXES = (".pth", ".pt")
 _INSIDE = ("policy", "model", "state_dict", "model_state_dict")  # where trainers keep the weights in a larger file
@@ -37,7 +37,18 @@ def read_torch_file(path: Path) -> dict[str, Array]:
             "`model.state_dict()`, or convert it to safetensors"
         ) from error
     weights = found if _is_weights(found) else _weights_inside(found, path)
+    check_sizes(weights, path)
     return {name: _array(tensor) for name, tensor in weights.items()}
+
+
+def check_sizes(weights: Mapping[str, Tensor], path: Path) -> None:
+    """Raise StoreError for a tensor with more numbers than the file has for it: its strides repeat them, and a copy could
+    take any memory."""
+    for name, tensor in weights.items():
+        if tensor.layout is not torch.strided or tensor.nbytes > tensor.untyped_storage().nbytes():
+            raise StoreError(
+                f"{path} has fewer numbers than the shape of '{shown(name)}' says. Save contiguous tensors"
+            )
 
 
 def _weights_inside(found: Any, path: Path) -> Mapping[str, Tensor]:

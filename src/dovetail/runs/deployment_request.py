@@ -62,7 +62,7 @@ def check_change(deployment: Deployment, change: Change, *, seen: str) -> None:
             raise UsageError("this is the first policy deployed. There is none to roll back to")
         now, what = deployment.deployed.weights, "deployed policy"
     if now != seen:
-        raise UsageError(f"the {what} is {now} now, not {seen}. Look again")
+        raise UsageError(f"the {what} is {now} now, not {shown(seen, max_chars=300)}. Look again")
 
 
 def apply_change(deployment: Deployment, change: Change, *, seen: str, by: str) -> None:

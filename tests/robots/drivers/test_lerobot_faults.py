@@ -107,6 +107,8 @@ class RogueBridge:
             "wrong frame": lambda: arrays.update(front=np.zeros((24, 32, 4), np.uint8)),
             "text executed": lambda: fields.update(executed="all of it"),
             "nan executed": lambda: fields.update(executed=[None] * 6),
+            "huge executed": lambda: fields.update(executed=[10**400] * 6),
+            "huge stamp": lambda: fields.update(captured_ns={"front": 10**400, "front_depth": now_ns}),
         }
         if fault in changes:
             changes[fault]()
@@ -195,6 +197,9 @@ def test_200_random_faults_of_the_process_end_in_a_fault_or_hold_without_a_hang(
         ("wrong frame", "observe", "no frame of camera 'front'"),
         ("no features", "open", "no features"),
         ("text executed", "send", "executed action of another size"),
+        ("nan executed", "send", "executed action that is not finite"),
+        ("huge executed", "send", "executed action that is not finite"),
+        ("huge stamp", "observe", "no frame of camera 'front'"),
         ("error", "observe", "the bus is gone"),
     ],
 )

@@ -14,6 +14,7 @@ from dovetail.robots.drivers.remote.connection import Connection
 from dovetail.robots.drivers.remote.robot_side import server as server_module
 from dovetail.robots.drivers.remote.robot_side.handshake import greet_server, read_token
 from dovetail.robots.drivers.remote.robot_side.wire import Link, Message, encode
+from dovetail.robots.drivers.remote.settings import RemoteSpecConfig
 from support.remote_arm import connected, emulated, is_at_rest, wait_until
 
 FAR = np.array([1.0, 0, 0, 0, 0, 0, 0.5], np.float32)
@@ -153,3 +154,19 @@ def test_client_survives_a_server_that_sends_too_much() -> None:
         emulator.misbehave("huge")
         with pytest.raises(RobotError, match="larger than allowed"):
             robot.observe()
+
+
+@pytest.mark.parametrize("watchdog_s", ["soon", None, [1], float("inf"), -1.0, True])
+def test_welcome_with_an_impossible_watchdog_is_a_robot_error(watchdog_s: object) -> None:
+    with emulated() as emulator, connected(emulator) as robot:
+        robot.observe()
+        assert robot._connection is not None
+        robot._connection.welcome.fields["watchdog_s"] = watchdog_s
+        with pytest.raises(RobotError, match="no valid 'watchdog_s'"):
+            robot.describe_link()
+
+
+def test_keys_of_a_foreign_spec_are_quoted_without_control_characters() -> None:
+    with pytest.raises(RobotError) as error:
+        RemoteSpecConfig.from_robot({"\x1b[2J\n" * 1000: 1})
+    assert str(error.value).isprintable() and len(str(error.value)) < 1000

@@ -126,6 +126,9 @@ def test_unexpected_joint_names_are_an_error() -> None:
     reader.read(joint_state([0, 1, 2, 3], name=["a", "b", "c", "d"]))
     with pytest.raises(MessageError, match="'name' is"):
         reader.read(joint_state([0, 1, 2, 3], name=["b", "a", "c", "d"]))
+    with pytest.raises(MessageError, match="'name' is") as error:
+        reader.read(joint_state([0, 1, 2, 3], name=["\x1b[2J"] * 1000))
+    assert str(error.value).isprintable() and len(str(error.value)) < 300
 
 
 def test_a_pose_target_is_sent_as_quaternion() -> None:

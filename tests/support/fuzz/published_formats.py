@@ -1,15 +1,18 @@
-"""Folders with published weights, as `dovetail serve FOLDER` and `policy.checkpoint` read them."""
+"""Weights from elsewhere: folders as `dovetail serve FOLDER` and `policy.checkpoint` read them, and files of torch."""
 
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 
 import torch
 from hypothesis import strategies as st
 
 from dovetail.config.schema import PluginSection
+from dovetail.policies.images.backbones import _plain_tensors
 from dovetail.policies.published import describe
+from dovetail.policies.torch_files import read_torch_file
 from dovetail.policies.vla.acting import ActingVla
 from dovetail.runs.assembly.policy_components import build_policy
 from hostile.published_cases import WRITERS
@@ -57,4 +60,27 @@ class PublishedFolders(Format):
         in_turn(lambda: load(self._damaged))
 
 
-PUBLISHED_FORMATS: dict[str, Format] = {PublishedFolders.name: PublishedFolders()}
+class TorchFiles(Format):
+    """Weights in torch's own format, new and old, as `policy.components` and `dovetail encoder convert` read them."""
+
+    name = "torch files"
+
+    def make(self, folder: Path) -> None:
+        torch.set_num_threads(1)
+        weights = {"w": torch.arange(6.0).reshape(2, 3), "half": torch.zeros(3, dtype=torch.bfloat16)}
+        torch.save(weights, folder / "new.pth")
+        torch.save({"policy": weights, "step": 3}, folder / "inside.pth")
+        torch.save(weights, folder / "old.pth", _use_new_zipfile_serialization=False)
+
+    def read(self, folder: Path) -> None:
+        def load(path: Path) -> None:
+            arrays = read_torch_file(path)
+            assert (
+                sum(array.nbytes for array in arrays.values()) <= 2 * path.stat().st_size
+            )  # bfloat16 becomes float32
+
+        paths = [folder / name for name in ("new.pth", "inside.pth", "old.pth")]
+        in_turn(*(partial(load, path) for path in paths), *(partial(_plain_tensors, path) for path in paths))
+
+
+PUBLISHED_FORMATS: dict[str, Format] = {one.name: one for one in (PublishedFolders(), TorchFiles())}

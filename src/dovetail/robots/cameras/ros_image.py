@@ -10,7 +10,7 @@ import numpy as np
 from pydantic import Field
 
 from dovetail.core.clock import NS_PER_S
-from dovetail.core.errors import RobotError, one_line
+from dovetail.core.errors import RobotError, one_line, shown
 from dovetail.core.specs import ArraySpec
 from dovetail.core.types import Array
 from dovetail.robots.cameras.frames import Frame, ThreadedCamera
@@ -150,7 +150,7 @@ class _Images:
 
         if message.encoding not in _FORMATS:
             raise RobotError(
-                f"its encoding is '{message.encoding}' instead of {', '.join(_FORMATS)}. For 16UC1, set depth: true"
+                f"its encoding is '{shown(message.encoding)}' instead of {', '.join(_FORMATS)}. For 16UC1, set depth: true"
             )
         kind, num_bytes = _FORMATS[message.encoding]
         pixels = _rows(message, num_bytes).reshape(message.height, message.width, num_bytes)
@@ -165,7 +165,7 @@ class _Images:
         data = message.data.tobytes()
         name = _CODECS.get(data[:2])
         if name is None:
-            raise _BadFrame(f"its data in format '{message.format}' is neither JPEG nor PNG")
+            raise _BadFrame(f"its data in format '{shown(message.format)}' is neither JPEG nor PNG")
         if name not in self._decoders:
             decoder: Any = av.CodecContext.create(name, "r")
             decoder.thread_count = 1
@@ -200,7 +200,7 @@ def _rows(message: Any, num_bytes: int) -> Array:
 
 def _raw_depth(message: Any) -> Array:
     if message.encoding not in _DEPTH_ENCODINGS:
-        raise RobotError(f"its encoding is '{message.encoding}' instead of {' or '.join(_DEPTH_ENCODINGS)}")
+        raise RobotError(f"its encoding is '{shown(message.encoding)}' instead of {' or '.join(_DEPTH_ENCODINGS)}")
     rows = np.ascontiguousarray(_rows(message, 2))
     return rows.view(">u2" if message.is_bigendian else "<u2").astype(np.uint16)
 

@@ -9,11 +9,12 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from dovetail.core.errors import RobotError
+from dovetail.core.errors import RobotError, shown
 
 __all__ = ["Connection", "ServerError"]
 
-_MAX_BYTES = 1 << 20
+_MAX_BYTES = 1 << 20  # of a body
+_MAX_HEAD_BYTES = 1 << 16
 
 
 class ServerError(RobotError):
@@ -25,13 +26,22 @@ class ServerError(RobotError):
 
 
 class _DeadlineSocket(socket.socket):
-    """Reads until a deadline. The timeout of a plain socket starts again with every byte."""
+    """Reads one answer: until a deadline, and up to its largest size. The timeout of a plain socket starts again with every
+    byte, and `http.client` reads interim answers, trailers and chunks of a negative size without an end."""
 
     deadline_s = 0.0
+    num_left = 0  # bytes
 
     def recv_into(self, *arguments: Any) -> int:
-        self.settimeout(max(self.deadline_s - time.monotonic(), 1e-3))
-        return super().recv_into(*arguments)
+        left_s = self.deadline_s - time.monotonic()
+        if left_s <= 0.0:
+            raise TimeoutError("timed out")
+        if self.num_left <= 0:
+            raise ValueError(f"answered more than {_MAX_BYTES} bytes")
+        self.settimeout(left_s)
+        num_bytes = super().recv_into(*arguments)
+        self.num_left -= num_bytes
+        return num_bytes
 
 
 class _Http(http.client.HTTPConnection):
@@ -48,7 +58,7 @@ class _Http(http.client.HTTPConnection):
     def set_deadline(self, deadline_s: float) -> None:
         self.deadline_s = deadline_s
         if isinstance(self.sock, _DeadlineSocket):
-            self.sock.deadline_s = deadline_s
+            self.sock.deadline_s, self.sock.num_left = deadline_s, _MAX_BYTES + _MAX_HEAD_BYTES
             self.sock.settimeout(max(deadline_s - time.monotonic(), 1e-3))
 
 
@@ -111,7 +121,7 @@ class Connection:
         except (ValueError, RecursionError) as error:
             raise self._failed(path, f"answered something else than JSON ({answer[:40]!r})") from error
         if not isinstance(found, dict):
-            raise self._failed(path, f"answered {str(found)[:40]} instead of a JSON object")
+            raise self._failed(path, f"answered {shown(found, max_chars=40)} instead of a JSON object")
         return found
 
     def close(self) -> None:
@@ -150,5 +160,5 @@ def _reason(error: Exception) -> str:
         return "refused the connection: it does not run"
     if isinstance(error, http.client.IncompleteRead):
         return "answered only a part"
-    text = " ".join(str(error).split())[:120]
+    text = shown(error, max_chars=120)
     return text if text.startswith("answered") else f"failed: {text or type(error).__name__}"

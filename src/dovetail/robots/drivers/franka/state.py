@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from dovetail.core.errors import RobotError
+from dovetail.core.errors import RobotError, shown
 from dovetail.robots.drivers.franka.connection import Connection, ServerError
 from dovetail.robots.drivers.franka.poses import Vector
 
@@ -22,6 +22,7 @@ _SINGLE = {
     "q": "/getq",
     "dq": "/getdq",
 }
+_LARGEST = float(np.finfo(np.float32).max)  # observations are float32
 _SIZES = {"pose": 7, "vel": 6, "force": 3, "torque": 3, "q": 7, "dq": 7}
 
 
@@ -121,13 +122,13 @@ def _numbers(answer: Mapping[str, Any], key: str, size: int, where: str) -> Vect
     if isinstance(found, list) != bool(size) or len(listed) != (size or 1):
         raise RobotError(f"{where} sent '{key}' with {len(listed)} values, expected {expected}")
     if not all(type(value) in (int, float) for value in listed):
-        raise RobotError(f"{where} sent '{key}' as {str(found)[:60]}, expected {expected}")
+        raise RobotError(f"{where} sent '{key}' as {shown(found, max_chars=60)}, expected {expected}")
     try:
         values = np.array(listed, np.float64)
     except OverflowError as error:
         raise RobotError(f"{where} sent '{key}' with a number that is too large") from error
-    if not np.isfinite(values).all():
-        raise RobotError(f"{where} sent '{key}' that is not finite: {str(found)[:60]}")
+    if not (np.abs(values) <= _LARGEST).all():  # false for NaN, too
+        raise RobotError(f"{where} sent '{key}' that is not finite or too large: {shown(found, max_chars=60)}")
     return values
 
 

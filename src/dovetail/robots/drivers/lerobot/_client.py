@@ -21,12 +21,12 @@ from pathlib import Path
 from typing import Any
 
 from dovetail.core.disk import is_private_folder, user_folder
-from dovetail.core.errors import RobotError, one_line
+from dovetail.core.errors import RobotError, one_line, shown
 from dovetail.core.types import Array
 from dovetail.robots.drivers.lerobot.dovetail_bridge.wire import Message, WireError, receive, send
 from dovetail.robots.drivers.lerobot.settings import BridgeConfig
 
-__all__ = ["BridgeLink", "BridgeProcess", "NoBridge"]
+__all__ = ["BridgeLink", "BridgeProcess", "NoBridge", "is_time"]
 
 _HERE = Path(__file__).parent
 _PROTOCOL = 2
@@ -205,15 +205,16 @@ class BridgeLink:
             raise RobotError(f"{self._what} has not answered '{message.type}' for {timeout_s:g} s") from None
         except (OSError, WireError) as error:
             self.close()
-            raise LinkLost(f"{self._what} is lost: {one_line(error)}") from error
+            raise LinkLost(f"{self._what} is lost: {shown(one_line(error), max_chars=300)}") from error
         if answer is None:
             self.close()
             raise LinkLost(f"{self._what} has closed the connection.{self._log()}")
         if answer.type == "error":
-            raise RobotError(" ".join(str(answer.fields.get("error")).split())[:1000])
+            text = answer.fields.get("error")
+            raise RobotError(shown(text, max_chars=1000) if isinstance(text, str) else f"{self._what} failed")
         if answer.type != "ok":
             self.close()
-            raise RobotError(f"{self._what} answered '{message.type}' with '{answer.type[:40]}'")
+            raise RobotError(f"{self._what} answered '{message.type}' with '{shown(answer.type, max_chars=40)}'")
         return answer
 
     @property
@@ -222,6 +223,11 @@ class BridgeLink:
 
     def close(self) -> None:
         self._link.close()
+
+
+def is_time(value: Any) -> bool:
+    """Whether a field of an answer is a time in ns. Python's integers have no limit, but the arithmetic with them has."""
+    return type(value) is int and 0 <= value < 1 << 62
 
 
 def _make_folder(folder: Path) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dovetail.config.action_parts import action_parts
-from dovetail.core.errors import ConfigError
+from dovetail.core.errors import ConfigError, shown
 from dovetail.core.specs import ActionPart, ArraySpec, RobotSpec
 from dovetail.robots.drivers.lerobot.settings import SO_ARMS, LeRobotConfig, so_action, so_observation, so_units
 from dovetail.robots.drivers.lerobot.units import Conversion, LinearUnit, conversion, si_unit
@@ -41,18 +41,21 @@ class Layout:
         if not isinstance(action, dict) or not isinstance(observation, dict):
             return f"the bridge of '{robot}' sent no features"
         if missing := sorted(set(self.action_keys) - set(action)):
-            return f"'{robot}' has no action {', '.join(missing)}. It has {', '.join(action)}"
+            return f"'{robot}' has no action {', '.join(missing)}. It has {_listed(action)}"
         if missing := sorted(set(action) - set(self.action_keys)):
-            return f"'{robot}' needs the actions {', '.join(missing)} too. Add them to robot.action"
+            return f"'{robot}' needs the actions {_listed(missing)} too. Add them to robot.action"
         if missing := sorted(set(self.value_keys) - set(observation)):
-            return f"'{robot}' has no observation {', '.join(missing)}. It has {', '.join(observation)}"
+            return f"'{robot}' has no observation {', '.join(missing)}. It has {_listed(observation)}"
         for name, shape in self.cameras.items():
             if observation.get(name) != list(shape):
-                return (
-                    f"camera '{name}' of '{robot}' is {observation.get(name)}, but the config says {list(shape)}"
-                )
+                return f"camera '{name}' of '{robot}' is {shown(observation.get(name))}, but the config says {list(shape)}"
         unused = [name for name, kind in observation.items() if kind != "float" and name not in self.cameras]
-        return f"'{robot}' has cameras {', '.join(unused)} that config.cameras does not name" if unused else None
+        return f"'{robot}' has cameras {_listed(unused)} that config.cameras does not name" if unused else None
+
+
+def _listed(names: Iterable[str]) -> str:
+    """Names that the bridge sent, as a short text."""
+    return shown(", ".join(names), max_chars=500)
 
 
 def layout(config: LeRobotConfig) -> Layout:

@@ -9,10 +9,10 @@ from typing import Annotated, ClassVar
 
 from pydantic import Field
 
-from dovetail.core.errors import RobotError, one_line
+from dovetail.core.errors import RobotError, one_line, shown
 from dovetail.core.specs import ArraySpec
 from dovetail.core.types import Array
-from dovetail.robots.drivers.lerobot._client import BridgeLink, BridgeProcess
+from dovetail.robots.drivers.lerobot._client import BridgeLink, BridgeProcess, is_time
 from dovetail.robots.drivers.lerobot.dovetail_bridge.wire import Message
 from dovetail.robots.drivers.lerobot.settings import BridgeConfig
 
@@ -128,8 +128,8 @@ class _Session:
         if "captured_ns" not in answer.fields:
             return  # no new frame: the newest one grows old, and the safety filter stops the robot
         time_ns = answer.fields["captured_ns"]
-        if type(time_ns) is not int or time_ns > time.monotonic_ns():
-            raise RobotError(f"its capture time {time_ns} is wrong")
+        if not is_time(time_ns) or time_ns > time.monotonic_ns():
+            raise RobotError(f"its capture time {shown(time_ns, max_chars=40)} is wrong")
         images = {}
         for key, spec in self._spec.items():
             image = answer.arrays.get("frame" if key == self._name else "depth")

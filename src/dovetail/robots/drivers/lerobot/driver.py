@@ -13,10 +13,10 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from dovetail.core.errors import RobotError
+from dovetail.core.errors import RobotError, shown
 from dovetail.core.specs import RobotSpec
 from dovetail.core.types import Array, Observation
-from dovetail.robots.drivers.lerobot._client import BridgeLink, BridgeProcess, NoBridge
+from dovetail.robots.drivers.lerobot._client import BridgeLink, BridgeProcess, NoBridge, is_time
 from dovetail.robots.drivers.lerobot._layout import layout
 from dovetail.robots.drivers.lerobot.dovetail_bridge.wire import Message
 from dovetail.robots.drivers.lerobot.settings import LeRobotConfig
@@ -27,6 +27,7 @@ _STOP_S = 1.0
 _AHEAD_NS = 1_000_000
 _MAX_SPEED_FACTOR = 5.0  # a joint that is pushed or falls may exceed its max_speed
 _SAME = 1e-4  # of an axis: LeRobot executed what was asked
+_LARGEST = 1e30  # of an executed action: float32 in all units
 
 
 class LeRobotRobot:
@@ -83,8 +84,9 @@ class LeRobotRobot:
         executed = answer.fields.get("executed")
         if not isinstance(executed, list) or len(executed) != len(ours):
             raise self._wrong("an executed action of another size")
-        sent = np.array([value if isinstance(value, float | int) else np.nan for value in executed], np.float64)
-        sent = plan.action_scale * sent + plan.action_offset
+        if not all(type(value) in (float, int) and abs(value) <= _LARGEST for value in executed):  # NaN is not
+            raise self._wrong("an executed action that is not finite")
+        sent = plan.action_scale * np.array(executed, np.float64) + plan.action_offset
         # rounding in the conversion must not lead out of the limits
         return np.where(np.abs(sent - ours) <= _SAME, ours, sent).astype(np.float32)
 
@@ -156,7 +158,7 @@ class LeRobotRobot:
         plan, now_ns = self._layout, time.monotonic_ns()
         time_ns, captured = answer.fields.get("time_ns"), answer.fields.get("captured_ns")
         if type(time_ns) is not int or not asked_ns <= time_ns <= now_ns + _AHEAD_NS:
-            raise self._wrong(f"an observation with the time {time_ns}")
+            raise self._wrong(f"an observation with the time {shown(time_ns, max_chars=40)}")
         theirs = answer.arrays.get("values")
         if theirs is None or theirs.shape != (len(plan.value_keys),) or theirs.dtype != np.float64:
             raise self._wrong("an observation without its numbers")
@@ -167,7 +169,7 @@ class LeRobotRobot:
         for name, shape in plan.cameras.items():
             frame = answer.arrays.get(name, self._frames.get(name))
             stamp_ns = captured.get(name) if isinstance(captured, dict) else None
-            if frame is None or frame.shape != shape or type(stamp_ns) is not int:
+            if frame is None or frame.shape != shape or not is_time(stamp_ns):
                 raise self._wrong(f"no frame of camera '{name}'")
             if frame.dtype != np.dtype(plan.spec.observation[name].dtype):
                 raise self._wrong(f"a frame of camera '{name}' with dtype {frame.dtype}")

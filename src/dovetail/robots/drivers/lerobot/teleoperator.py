@@ -8,7 +8,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from dovetail.core.errors import ConfigError, RobotError
+from dovetail.core.errors import ConfigError, RobotError, shown
 from dovetail.core.types import Array
 from dovetail.robots.drivers.lerobot._client import BridgeLink, BridgeProcess
 from dovetail.robots.drivers.lerobot.dovetail_bridge.wire import Message
@@ -142,12 +142,14 @@ class LeRobotTeleoperator:
             if not isinstance(features, dict) or not isinstance(action, dict):
                 raise RobotError(f"the LeRobot process of '{self.name}' sent no features")
             if missing := sorted(set(self._keys) - set(action)):
-                raise RobotError(f"'{self.name}' has no {', '.join(missing)}. It has {', '.join(action)}")
-            if config.follow and not (
-                set(self._keys) <= set(features.get("feedback", ())) and features.get("torque")
-            ):
                 raise RobotError(
-                    f"'{self.name}' of LeRobot {features.get('version')} cannot follow: set `follow` to false"
+                    f"'{self.name}' has no {', '.join(missing)}. It has {shown(', '.join(action), max_chars=500)}"
+                )
+            feedback = features.get("feedback")
+            has_feedback = isinstance(feedback, dict) and set(self._keys) <= set(feedback)
+            if config.follow and not (has_feedback and features.get("torque") is True):
+                raise RobotError(
+                    f"'{self.name}' of LeRobot {shown(features.get('version'))} cannot follow: set `follow` to false"
                 )
             self._has_events = features.get("events") is True
             link.request(Message("connect", {}), timeout_s=config.start_timeout_s)

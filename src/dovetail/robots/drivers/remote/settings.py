@@ -10,7 +10,7 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 
 from dovetail.config.action_parts import ActionPartConfig, action_parts
 from dovetail.config.model import Config
-from dovetail.core.errors import ConfigError, RobotError, SpecMismatch
+from dovetail.core.errors import ConfigError, RobotError, SpecMismatch, one_line, shown
 from dovetail.core.specs import ArraySpec, RobotSpec
 
 __all__ = ["ObservationConfig", "RemoteRobotConfig", "RemoteSpecConfig"]
@@ -73,10 +73,12 @@ class RemoteSpecConfig(Config):
             return cls.from_mapping(data if isinstance(data, Mapping) else {})
         except ValidationError as error:
             first = error.errors()[0]
-            where = ".".join(map(str, first["loc"])) or "spec"
+            where = shown(".".join(map(str, first["loc"]))) or "spec"
             raise RobotError(
                 f"the robot's computer has an invalid spec: {where}: {first['msg']}. Change the spec of its class"
             ) from error
+        except (ValueError, RecursionError) as error:  # nested too deeply, or text with half a character
+            raise RobotError(f"the robot's computer has an invalid spec: {shown(one_line(error))}") from error
 
 
 class RemoteRobotConfig(RemoteSpecConfig):

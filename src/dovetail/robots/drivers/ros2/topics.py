@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from dovetail.config.action_parts import action_parts
-from dovetail.core.errors import ConfigError, did_you_mean
+from dovetail.core.errors import ConfigError, did_you_mean, shown
 from dovetail.core.specs import ActionPart, ArraySpec, RobotSpec
 from dovetail.core.types import Array
 from dovetail.robots.drivers.ros2.messages import MessageError, read_numbers, read_value, write_value
@@ -67,7 +67,7 @@ class StateReader:
         for attr, expected in self.config.expect.items():
             found = _plain(read_value(message, attr))
             if found != expected:
-                raise MessageError(f"'{attr}' is {found!r} instead of {expected!r}")
+                raise MessageError(f"'{attr}' is {shown(repr(found))} instead of {expected!r}")
         if self.config.type_name == "std_msgs/msg/Float32MultiArray" and message.layout.data_offset:
             raise MessageError(f"its data starts at {message.layout.data_offset} instead of 0")
         values: dict[str, Array] = {}

@@ -103,7 +103,7 @@ class Server:
         if hello is None or hello.type != "hello":
             return None
         link.settimeout(_SEND_S)
-        if not hmac.compare_digest(str(hello.fields.get("token", "")).encode(), self._token.encode()):
+        if not hmac.compare_digest(_bytes(hello.fields.get("token")), self._token.encode()):
             send(link, Message("error", {"error": "the token is wrong"}))
             return None
         if hello.fields.get("protocol") != PROTOCOL:
@@ -315,3 +315,8 @@ class Server:
         thread = threading.Thread(target=finish, daemon=True)
         thread.start()
         thread.join(3.0)
+
+
+def _bytes(token: Any) -> bytes:
+    """Empty for anything but a text. JSON can have half a character, which has no bytes."""
+    return token.encode(errors="replace") if isinstance(token, str) else b""
