@@ -44,7 +44,7 @@ def test_gravity_bends_the_servo_by_its_moment_over_the_stiffness():
 
 def test_a_joint_ends_at_its_stop_and_a_weak_servo_does_not_lift_it():
     assert run(bar(), 1.4, 1.5) == pytest.approx(1.0, abs=0.01)
-    assert run(bar(max_torque=0.3), -0.5, 3.0) == pytest.approx(1.0, abs=0.01)  # 0.98 Nm are needed
+    assert run(bar(max_torque=0.3), -0.5, 5.0) == pytest.approx(1.0, abs=0.01)  # 0.98 Nm are needed
 
 
 def test_without_power_it_falls_and_without_weight_it_stays():

@@ -98,7 +98,7 @@ def test_cameras_of_the_simulator_pass_check_camera(name: str) -> None:
     target = np.append(robot.world.joint_positions(), 1.0).astype(np.float32)
     target[0] += 0.2
     robot.send(target)  # the pictures change
-    robot.advance(60_000_000)
+    clock.sleep_until(60_000_000)
     (camera,) = (one for one in robot.cameras if one.name == name)
     check_camera(lambda: camera, name=name, clock=clock)
     robot.close()
