@@ -32,7 +32,7 @@ def test_each_format_names_limits_and_fuzz_tests_that_exist():
         assert limits, name
         assert named(tests), name
         for test in named(tests):
-            assert (ROOT / "tests" / test).is_file() if test.endswith(".py") else test in FORMATS, (
+            assert (ROOT / test).is_file() if test.endswith(".py") else test in FORMATS, (
                 f"{name}: {test}"
             )
 
