@@ -76,7 +76,8 @@ class EmulatedArm:
 
     def _angles(self) -> Vector:
         """Of the joints, in rad, from the shafts."""
-        return (np.array([motor.shaft for motor in self.motors.values()]) - self._middle) * _RAD
+        shafts: Vector = np.array([motor.shaft for motor in self.motors.values()])
+        return (shafts - self._middle) * _RAD
 
     def _show(self) -> None:
         body = self.body
