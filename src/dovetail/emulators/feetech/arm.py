@@ -34,7 +34,7 @@ class EmulatedArm:
         """`falls`: it has a weight, and starts folded, at rest. Else a person or a spring bears it, and it starts in the
         middle."""
         self.motors = {i: _make_motor(i, falls=falls) for i in range(1, 7)}
-        self._middle = np.array(
+        self._middle: Vector = np.array(
             [sum(ends) / 2.0 + offset for ends, offset in zip(RANGES, OFFSETS, strict=True)]
         )  # shaft of each joint at 0 rad
         self.body = CapsuleArm(
@@ -76,7 +76,9 @@ class EmulatedArm:
 
     def _angles(self) -> Vector:
         """Of the joints, in rad, from the shafts."""
-        return (np.array([motor.shaft for motor in self.motors.values()]) - self._middle) * _RAD
+        shafts = np.array([motor.shaft for motor in self.motors.values()])
+        angles: Vector = (shafts - self._middle) * _RAD
+        return angles
 
     def _show(self) -> None:
         body = self.body
