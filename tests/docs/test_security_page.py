@@ -32,9 +32,7 @@ def test_each_format_names_limits_and_fuzz_tests_that_exist():
         assert limits, name
         assert named(tests), name
         for test in named(tests):
-            assert (ROOT / test).is_file() if test.endswith(".py") else test in FORMATS, (
-                f"{name}: {test}"
-            )
+            assert (ROOT / test).is_file() if test.endswith(".py") else test in FORMATS, f"{name}: {test}"
 
 
 def test_each_fuzzed_format_is_in_the_table():

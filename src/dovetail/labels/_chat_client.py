@@ -179,8 +179,9 @@ class _Question(urllib.request.Request):
         super().__init__(*arguments, **options)
         self._timers: list[threading.Timer] = []
 
-    def end_in_time(self, sock: socket.socket, timeout_s: float) -> None:
-        timer = threading.Timer(timeout_s, _disconnect, [sock])
+    def end_in_time(self, sock: socket.socket) -> None:
+        assert self.timeout is not None  # `urlopen` sets it
+        timer = threading.Timer(self.timeout, _disconnect, [sock])
         timer.daemon = True
         self._timers.append(timer)
         timer.start()
@@ -202,7 +203,7 @@ class _Connection(http.client.HTTPConnection):
 
     def connect(self) -> None:
         super().connect()
-        self._question.end_in_time(self.sock, self._question.timeout)
+        self._question.end_in_time(self.sock)
 
 
 class _TlsConnection(http.client.HTTPSConnection):
@@ -212,17 +213,17 @@ class _TlsConnection(http.client.HTTPSConnection):
 
     def connect(self) -> None:
         super().connect()
-        self._question.end_in_time(self.sock, self._question.timeout)
+        self._question.end_in_time(self.sock)
 
 
 class _HttpHandler(urllib.request.HTTPHandler):
     def http_open(self, request: Any) -> Any:
-        return self.do_open(partial(_Connection, question=request), request)  # type: ignore[arg-type]
+        return self.do_open(partial(_Connection, question=request), request)
 
 
 class _HttpsHandler(urllib.request.HTTPSHandler):
     def https_open(self, request: Any) -> Any:
-        return self.do_open(partial(_TlsConnection, question=request), request)  # type: ignore[arg-type]
+        return self.do_open(partial(_TlsConnection, question=request), request)
 
 
 _opener = urllib.request.build_opener(_NoRedirect, _HttpHandler, _HttpsHandler)

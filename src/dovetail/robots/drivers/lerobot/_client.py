@@ -18,7 +18,7 @@ import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 from dovetail.core.disk import is_private_folder, user_folder
 from dovetail.core.errors import RobotError, one_line, shown
@@ -225,7 +225,7 @@ class BridgeLink:
         self._link.close()
 
 
-def is_time(value: Any) -> bool:
+def is_time(value: Any) -> TypeGuard[int]:
     """Whether a field of an answer is a time in ns. Python's integers have no limit, but the arithmetic with them has."""
     return type(value) is int and 0 <= value < 1 << 62
 

@@ -111,7 +111,7 @@ class RemoteRobot:
             connection = self._connected()
             connection.request(Message("ping"), "pong", timeout_s=self._config.timeout_s, clock=self._clock)
         watchdog_s = connection.welcome.fields.get("watchdog_s")
-        if type(watchdog_s) not in (int, float) or not 0.0 <= watchdog_s < 1e9:
+        if isinstance(watchdog_s, bool) or not isinstance(watchdog_s, int | float) or not 0.0 <= watchdog_s < 1e9:
             raise self._error("its welcome has no valid 'watchdog_s'")
         return (
             f"round trip {self._clock.round_trip_ns / 1e6:.2f} ms, clock offset {self._clock.offset_ns / 1e9:+.6f} s "
