@@ -13,6 +13,7 @@ from dovetail.learn.algorithms.dsrl import DSRL, DSRLConfig
 from dovetail.learn.algorithms.hg_dagger import HGDAgger, HGDAggerConfig
 from dovetail.learn.algorithms.imitation import Imitation, ImitationConfig
 from dovetail.learn.algorithms.ppo import PPO, PPOConfig
+from dovetail.learn.algorithms.rlpd import RLPD, RLPDConfig
 from dovetail.learn.algorithms.sac import SAC, SACConfig
 from dovetail.learn.batches import batch_arrays
 from dovetail.learn.schedules import lr_factor
@@ -217,9 +218,11 @@ def test_rate_that_ppo_adapts_is_not_set_twice(robot):
 
 def soft(robot, optimizers, *, kind="sac", **config):
     given = {"batch_size": 8, "hidden": (16,), "actor_every": 1, "lr": 0.01, **config}
-    if kind == "sac":
+    if kind in ("sac", "rlpd"):
         policy = GaussianMLP(GaussianMLPConfig(hidden=(16,)), robot=robot)
-        learner = SAC(SACConfig(**given), policy=policy)
+        learner = (
+            SAC(SACConfig(**given), policy=policy) if kind == "sac" else RLPD(RLPDConfig(**given), policy=policy)
+        )
     else:
         policy = SteeredFlow(SteeredFlowConfig(**SMALL_STEERED), robot=robot)
         learner = DSRL(DSRLConfig(**given), policy=policy)
@@ -231,7 +234,8 @@ SMALL_STEERED = {"horizon": 3, "hidden": 16, "num_layers": 1, "num_flow_steps": 
 
 
 @pytest.mark.parametrize(
-    ("kind", "network", "component"), [("sac", "critic", "actor"), ("dsrl", "noise_critic", "steering")]
+    ("kind", "network", "component"),
+    [("sac", "critic", "actor"), ("rlpd", "critic", "actor"), ("dsrl", "noise_critic", "steering")],
 )
 def test_networks_of_soft_actor_critics_have_their_own_rates(robot, kind, network, component):
     """The first step of Adam has the size of the rate."""
@@ -247,9 +251,10 @@ def test_networks_of_soft_actor_critics_have_their_own_rates(robot, kind, networ
     assert seen[component] == pytest.approx(0.003, rel=0.05)
 
 
-def test_soft_actor_critic_with_schedules_keeps_the_algorithm_contract(robot):
+@pytest.mark.parametrize("kind", ["sac", "rlpd"])
+def test_soft_actor_critic_with_schedules_keeps_the_algorithm_contract(robot, kind):
     settings = {"critic": {"schedule": "cosine", "decay_updates": 5, "weight_decay": 0.1}, "actor": {"lr": 0.001}}
-    check_algorithm(lambda: soft(robot, settings), robot=robot)
+    check_algorithm(lambda: soft(robot, settings, kind=kind), robot=robot)
 
 
 @pytest.mark.parametrize(

@@ -4,10 +4,12 @@ import numpy as np
 import pytest
 import torch
 
+from dovetail.config.schema import OptimizerConfig
 from dovetail.core.errors import UsageError
 from dovetail.core.proposals import PROPOSAL, with_proposal
 from dovetail.core.types import View
 from dovetail.learn.algorithms.residual import ResidualRL, ResidualRLConfig
+from dovetail.learn.setup import set_up
 from dovetail.policies.flows.flow import Flow, FlowConfig
 from dovetail.policies.residual import ResidualPolicy
 from dovetail.policies.settings import ResidualConfig
@@ -69,6 +71,25 @@ def test_actor_stays_at_zero_while_the_base_acts_alone(make_policy, batch):
         assert policy.residual.net[-1].weight.abs().sum().item() == expected
     assert "actor_loss" in algorithm.update(batch)
     assert policy.residual.net[-1].weight.abs().sum().item() > 0.0
+
+
+def test_networks_have_their_own_rates_and_the_schedule_counts_steps_of_the_network(make_policy, batch):
+    policy = make_policy()
+    algorithm = make(policy, lr=0.01)
+    settings = {
+        "actor": OptimizerConfig(lr=0.2, schedule="linear", decay_updates=2),
+        "critic": OptimizerConfig(lr=0.1),
+    }
+    set_up(algorithm, name="residual", optimizers=settings)
+    last = policy.residual.net[-1]
+    for num_updates, rate in enumerate(
+        (0.0, 0.0, 0.2, 0.1, 0.0)
+    ):  # the actor's first step is that of the third update
+        weight, critic = (one.detach().clone() for one in (last.weight, algorithm._critic.weights[0]))
+        algorithm.update(batch)
+        assert (last.weight.detach() - weight).abs().max().item() == pytest.approx(rate, rel=0.5)
+        if num_updates == 0:  # the first step of Adam has the size of the rate
+            assert (algorithm._critic.weights[0] - critic).abs().max().item() == pytest.approx(0.1, rel=0.05)
 
 
 def test_target_is_the_value_of_the_total_action(make_policy, batch):

@@ -100,7 +100,9 @@ def test_press_while_the_supervisor_builds_the_robot_stops_the_run(tmp_path: Pat
         made.finish()
         assembly = made.assembly
         assert assembly.link is not None
-        wait_until(lambda: assembly.link.stop.emergency)  # on a busy machine the thread that reads the pad may be late
+        wait_until(
+            lambda: assembly.link.stop.emergency
+        )  # on a busy machine the thread that reads the pad may be late
         assert assembly.link.stop.source == "gamepad of robot"
         operator = assembly.workcell.operator(Purpose.ONLINE, assembly.config.operator, demo_noise=0.0)
         assert pad.num_readers() == 1  # the operator uses the device that is open

@@ -1,4 +1,4 @@
-"""`learner.optimizers` for algorithms with one optimizer per network."""
+"""`learner.optimizers` for soft actor-critics, which have one optimizer per network."""
 
 from __future__ import annotations
 

@@ -21,6 +21,7 @@ from dovetail.core.errors import UsageError
 from dovetail.core.types import Array, SampleRequest, View, Window
 from dovetail.learn.adam import Optimizers
 from dovetail.learn.algorithms._grasp_critic import GraspCritic
+from dovetail.learn.algorithms._own_optimizers import OwnOptimizers
 from dovetail.learn.algorithms.settings import CriticConfig, SACFamilyConfig, SoftConfig
 from dovetail.learn.batches import observations_of, only_driven_axes
 from dovetail.learn.cuda_graphs import CudaGraphs, Update, to_floats
@@ -51,7 +52,7 @@ __all__ = [
 ]
 
 
-class SoftActorCritic:
+class SoftActorCritic(OwnOptimizers):
     """All of the Algorithm contract except `update`.
 
     `actor` names the components that learn from the actor's loss. `others` learn from other losses and are also published.

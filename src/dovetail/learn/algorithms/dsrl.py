@@ -20,7 +20,6 @@ from torch import Tensor
 
 from dovetail.core.errors import UsageError
 from dovetail.core.types import SampleRequest
-from dovetail.learn.algorithms._own_optimizers import OwnOptimizers
 from dovetail.learn.algorithms._soft_actor_critic import SoftActorCritic, prior_and_online
 from dovetail.learn.algorithms.settings import DSRLConfig
 from dovetail.learn.batches import observations_of
@@ -31,7 +30,7 @@ from dovetail.policies.trainable import Steerable, TrainablePolicy
 __all__ = ["DSRL", "DSRLConfig"]
 
 
-class DSRL(SoftActorCritic, OwnOptimizers):
+class DSRL(SoftActorCritic):
     """See the Algorithm contract. Clone the flow first; the actor must execute whole chunks."""
 
     Config: ClassVar[type[DSRLConfig]] = DSRLConfig

@@ -23,7 +23,6 @@ from torch import Tensor
 
 from dovetail.core.errors import UsageError
 from dovetail.core.types import SampleRequest, View
-from dovetail.learn.algorithms._own_optimizers import OwnOptimizers
 from dovetail.learn.algorithms._soft_actor_critic import SoftActorCritic, prior_and_online
 from dovetail.learn.algorithms.settings import RLTConfig
 from dovetail.learn.batches import observations_of, only_driven_axes
@@ -36,7 +35,7 @@ from dovetail.policies.trainable import TrainablePolicy
 __all__ = ["RLT", "RLTConfig"]
 
 
-class RLT(SoftActorCritic, OwnOptimizers):
+class RLT(SoftActorCritic):
     """See the Algorithm contract. The actor must execute whole chunks of the policy."""
 
     Config: ClassVar[type[RLTConfig]] = RLTConfig

@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 
 from dovetail.core.types import SampleRequest, View
-from dovetail.learn.algorithms._own_optimizers import OwnOptimizers
 from dovetail.learn.algorithms._soft_actor_critic import SACFamily, num_action_dims
 from dovetail.learn.algorithms.settings import SACConfig
 from dovetail.policies.trainable import TrainablePolicy
@@ -23,7 +22,7 @@ from dovetail.policies.trainable import TrainablePolicy
 __all__ = ["SAC", "SACConfig"]
 
 
-class SAC(SACFamily, OwnOptimizers):
+class SAC(SACFamily):
     """See the Algorithm contract."""
 
     Config: ClassVar[type[SACConfig]] = SACConfig

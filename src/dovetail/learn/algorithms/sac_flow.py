@@ -23,7 +23,6 @@ from torch import Tensor
 
 from dovetail.core.errors import UsageError
 from dovetail.core.types import SampleRequest
-from dovetail.learn.algorithms._own_optimizers import OwnOptimizers
 from dovetail.learn.algorithms._soft_actor_critic import SACFamily, prior_and_online
 from dovetail.learn.algorithms.settings import SACFlowConfig
 from dovetail.learn.batches import observations_of
@@ -33,7 +32,7 @@ from dovetail.policies.trainable import TrainablePolicy
 __all__ = ["SACFlow", "SACFlowConfig"]
 
 
-class SACFlow(SACFamily, OwnOptimizers):
+class SACFlow(SACFamily):
     """See the Algorithm contract."""
 
     Config: ClassVar[type[SACFlowConfig]] = SACFlowConfig
