@@ -72,6 +72,15 @@ def test_json_round_trip_and_hash():
     assert dataclasses.replace(ROBOT, control_hz=20.0).hash() != ROBOT.hash()
 
 
+@pytest.mark.parametrize(
+    "damage", [{"action_kind": "x" * 501}, {"observation": {"x" * 501: {}}}], ids=["value", "key"]
+)
+def test_stored_spec_with_long_names_is_rejected_in_a_short_line(damage):
+    with pytest.raises(SpecMismatch, match="at most 500") as error:
+        RobotSpec.from_json({**ROBOT.to_json(), **damage})
+    assert len(str(error.value)) < 200
+
+
 def test_limits_must_fit_the_shape():
     with pytest.raises(SpecMismatch, match="low has 1 entries"):
         ArraySpec(shape=(2,), low=(0.0,), high=(1.0, 1.0))

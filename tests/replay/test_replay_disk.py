@@ -17,6 +17,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from dovetail.core.disk import dump_json, load_json
 from dovetail.core.errors import StoreError
 from dovetail.core.specs import ArraySpec
 from dovetail.core.types import Episode, Purpose, View
@@ -292,6 +293,18 @@ def test_reader_refuses_a_file_that_was_cut(tmp_path: Path, size: int) -> None:
     os.truncate(folder / "rows-action.bin", size)
     with pytest.raises(StoreError, match="file of 'action' was cut"):
         MappedReplayReader(folder).size(View())
+
+
+@pytest.mark.parametrize("num_rows", [1e308, 1 << 64, 0, True, None])
+def test_reader_refuses_a_layout_without_a_number_of_rows(tmp_path: Path, num_rows: object) -> None:
+    with closing(open_mapped(tmp_path)) as replay:
+        episode = make_traceable_episode(1, 3)
+        replay.add(episode, label(episode))
+    file = tmp_path / "layout.json"
+    layout = load_json(file.read_bytes(), name="layout", indent=1)
+    file.write_bytes(dump_json({**layout, "num_rows": num_rows}, indent=1))
+    with pytest.raises(StoreError, match="not a number of rows"):
+        MappedReplayReader(tmp_path).size(View())
 
 
 @pytest.mark.parametrize("name", [*_rings.Counters.NAMES[5:-1]])

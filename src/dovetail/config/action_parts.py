@@ -13,18 +13,19 @@ One number stands for all axes of a part. `action_parts` turns the list into the
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
 from dovetail.config.model import Config
 from dovetail.core.action_parts import KINDS, ActionPart
-from dovetail.core.errors import ConfigError, SpecMismatch, did_you_mean
+from dovetail.core.errors import ConfigError, SpecMismatch, did_you_mean, shown
 
 __all__ = ["ActionPartConfig", "action_parts"]
 
 _Numbers = float | tuple[float, ...]
 _POSE_AXES = ("x", "y", "z", "rx", "ry", "rz")
+_MAX_AXES = 1000
 
 
 class ActionPartConfig(Config):
@@ -36,7 +37,7 @@ class ActionPartConfig(Config):
     """Meaning of its values: joint_target, joint_velocity, ee_delta, ee_target, ee_velocity, velocity or gripper."""
     unit: str
     """Unit of its values, such as `rad`; `m+rad` for x, y, z and a rotation vector; `1` for a fraction."""
-    axes: int | tuple[str, ...] | None = None
+    axes: Annotated[int, Field(ge=1, le=_MAX_AXES)] | tuple[str, ...] | None = None
     """Number or names of its axes. Null: as many as there are limits, or the axes of a pose."""
     low: _Numbers
     """Smallest value, in `unit`: one number, or one per axis. Per control tick for `ee_delta`."""
@@ -56,7 +57,7 @@ class ActionPartConfig(Config):
         if self.kind not in KINDS:
             hint = did_you_mean(self.kind, KINDS)
             raise ConfigError(
-                f"action part '{self.name}': unknown kind '{self.kind}'. Use {', '.join(KINDS)}.{hint}"
+                f"action part '{shown(self.name)}': unknown kind '{shown(self.kind)}'. Use {', '.join(KINDS)}.{hint}"
             )
         names = self._names()
         speed = () if self.max_speed is None else _each(self.max_speed, len(names))

@@ -120,14 +120,29 @@ def _array_from_json(data: Mapping[str, Any]) -> ArraySpec:
 def _checked(read: Callable[[Mapping[str, Any]], _Spec], data: Mapping[str, Any], what: str) -> _Spec:
     """Read a spec from JSON of any origin."""
     try:
+        _check_texts(data)
         return read(data)
     except SpecMismatch:
         raise
-    except (AttributeError, KeyError, TypeError, ValueError, OverflowError) as error:
+    except (AttributeError, KeyError, TypeError, ValueError, OverflowError, RecursionError) as error:
         line = " ".join(f"{type(error).__name__}: {error}".split())[:200]
         raise SpecMismatch(f"invalid {what} spec: {line}") from error
 
 
+def _check_texts(data: Any) -> None:
+    """Errors quote names of specs, so they have a largest length."""
+    if isinstance(data, str) and len(data) > _MAX_TEXT:
+        raise ValueError(f"a name of {len(data)} characters, at most {_MAX_TEXT} are allowed")
+    if isinstance(data, Mapping):
+        for key, value in data.items():
+            _check_texts(key)
+            _check_texts(value)
+    elif isinstance(data, list):
+        for value in data:
+            _check_texts(value)
+
+
+_MAX_TEXT = 500
 _FROM_PARTS = ArraySpec(shape=(0,))  # an action spec that follows from the parts
 
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from dovetail.core.achieved import measures_achieved
 from dovetail.core.action_parts import drives_in_parts
-from dovetail.core.errors import UsageError, did_you_mean
+from dovetail.core.errors import UsageError, did_you_mean, shown
 from dovetail.core.prompts import PROMPT_BYTES
 from dovetail.core.specs import ArraySpec, RobotSpec
 
@@ -22,6 +22,7 @@ MAX_CAMERAS = 16
 STEP_COLUMNS = ("action", "achieved", "human", "human_axes", "policy_version")
 """What a batch can have of each step of a chunk."""
 _MAX_RECORDS = 1_000_000  # per table; beyond it the oldest episodes are evicted
+_MAX_ROWS = 1 << 40  # in a file; more is damage
 
 # Texts are cut to the size of their field. Comparisons cut both sides.
 TABLES: Mapping[str, np.dtype[Any]] = {
@@ -134,6 +135,9 @@ class Layout:
 
     @staticmethod
     def from_json(data: Mapping[str, Any]) -> Layout:
+        for name in ("num_rows", "num_records"):
+            if type(data[name]) is not int or not 1 <= data[name] <= _MAX_ROWS:
+                raise ValueError(f"'{name}' is {shown(data[name])}, not a number of rows")
         return Layout(
             robot=RobotSpec.from_json(data["robot"]),
             keys=tuple(data["keys"]),

@@ -254,6 +254,15 @@ def test_unsuitable_folders_are_refused(tmp_path: Path) -> None:
         export(log, root)
 
 
+@pytest.mark.parametrize("state", [["\0"], [["joint_pos"]], ["camera2"]])
+def test_layout_that_names_unknown_observations_is_refused(tmp_path: Path, state: object) -> None:
+    export(StreamingLog([1]), root := tmp_path / "data")
+    file = root / "dovetail/dataset.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "state": state}))
+    with pytest.raises(StoreError, match=r"dataset\.json cannot be read"):
+        open_dataset(root)
+
+
 def test_different_robots_are_refused_before_writing(tmp_path: Path) -> None:
     class Two(StreamingLog):
         def episode(self, episode_id: str) -> Any:

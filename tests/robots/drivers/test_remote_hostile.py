@@ -170,3 +170,24 @@ def test_keys_of_a_foreign_spec_are_quoted_without_control_characters() -> None:
     with pytest.raises(RobotError) as error:
         RemoteSpecConfig.from_robot({"\x1b[2J\n" * 1000: 1})
     assert str(error.value).isprintable() and len(str(error.value)) < 1000
+
+
+@pytest.mark.parametrize(
+    ("name", "part"),
+    [("arm", {"kind": "x" * 1000}), ("arm", {"axes": 1 << 31}), ("\0", {})],
+    ids=["long kind", "many axes", "name"],
+)
+def test_foreign_spec_is_refused_in_one_short_line(name: str, part: dict[str, object]) -> None:
+    arm = {
+        "name": "arm",
+        "kind": "joint_target",
+        "unit": "rad",
+        "low": -1.0,
+        "high": 1.0,
+        "max_speed": 1.0,
+        **part,
+    }
+    spec = {"name": name, "control_hz": 20, "observation": {"joint_pos": {"shape": [1]}}, "action": [arm]}
+    with pytest.raises(RobotError, match="invalid spec") as error:
+        RemoteSpecConfig.from_robot(spec)
+    assert str(error.value).isprintable() and len(str(error.value)) < 1000

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from dovetail.core.errors import SpecMismatch, UsageError
+from dovetail.core.errors import SpecMismatch, UsageError, shown
 from dovetail.core.specs import ArraySpec, RobotSpec, match
 
 __all__ = [
@@ -185,14 +185,16 @@ class Layout:
         for key, feature in data["cameras"].items():
             height, width, channels = robot.observation[key].shape
             cameras.append(Camera(key=key, feature=feature, shape=(height, width, channels)))
-        depths = tuple(data.get("depths", ()))
+        state, depths = tuple(data["state"]), tuple(data.get("depths", ()))
+        if unknown := [key for key in state if key not in robot.observation]:
+            raise ValueError(f"'state' names {shown(unknown)}, which are no observations of the robot")
         if not all(robot.observation[key].is_depth for key in depths):
             raise ValueError("'depths' names an observation that is no depth image")
         return Layout(
             robot=robot,
             fps=data["fps"],
             codec=data["codec"],
-            state=tuple(data["state"]),
+            state=state,
             cameras=tuple(cameras),
             depths=depths,
             skipped=data["skipped"],

@@ -52,6 +52,8 @@ class RemoteSpecConfig(Config):
             spec = self.robot_spec()
         except (ConfigError, SpecMismatch) as error:
             raise ValueError(str(error)) from error
+        if not spec.name.isprintable():
+            raise ValueError(f"the name '{shown(spec.name)}' has characters that cannot be printed")
         size = sum(math.prod(one.shape) * (4, 1)[one.dtype == "uint8"] for one in spec.observation.values())
         if size > _MAX_BYTES:
             raise ValueError(f"one observation has {size} bytes, but at most {_MAX_BYTES} can be sent")
@@ -74,8 +76,9 @@ class RemoteSpecConfig(Config):
         except ValidationError as error:
             first = error.errors()[0]
             where = shown(".".join(map(str, first["loc"]))) or "spec"
+            why = shown(first["msg"], max_chars=300)
             raise RobotError(
-                f"the robot's computer has an invalid spec: {where}: {first['msg']}. Change the spec of its class"
+                f"the robot's computer has an invalid spec: {where}: {why}. Change the spec of its class"
             ) from error
         except (ValueError, RecursionError) as error:  # nested too deeply, or text with half a character
             raise RobotError(f"the robot's computer has an invalid spec: {shown(one_line(error))}") from error
