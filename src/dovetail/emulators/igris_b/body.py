@@ -19,7 +19,7 @@ START_ARMS_RAD: Vector = np.radians([20, 30, 0, -120, 0, 0, -20, -30, 0, 120, 0,
 START_FINGERS: Vector = np.array([1, 1, 1, 1, 1, 0.5] * 2, np.float64)
 _MAX_SPEED: Vector = np.array([3.0] * NUM_ARM + [5.0] * NUM_FINGERS)  # of the servos' references, per second
 _BANDWIDTH = 20.0  # rad/s
-_WEIGHTLESS = 0.9  # the original's servos are stiff, or know the weight of the arms: it sags by about 0.2 degrees
+_WEIGHTLESS = 1.0  # the servos know the weight of the arms and bear it
 _STOP_RAD = 3.0
 _SETTLE_S = 0.5
 
