@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import resource
 import signal
+import threading
 import time
 
 import numpy as np
 import pytest
 
 from dovetail.core.clock import NS_PER_S
-from dovetail.core.errors import FailureError, RobotFault, StoreError, UsageError
+from dovetail.core.errors import FailureError, RobotFault, StopRequested, StoreError, UsageError
 from dovetail.core.types import Outcome, Purpose, Source, WeightSnapshot
 from dovetail.episodes.spool import Spool
 from dovetail.weights.store import DiskWeightStore
@@ -289,14 +290,70 @@ def test_process_that_ends_before_it_is_ready_fails_the_start(live, processes, o
     assert not [note for note in arm.journal() if note.what == "send"]
 
 
-def test_stop_request_during_the_start_ends_all_processes(live, processes):
+def test_run_that_ends_during_the_start_ends_all_processes(live, processes):
     arm = live()
     arm.stop.set()
     began_s = time.monotonic()
     assert arm.host.run(order()) is None
     assert arm.host.stopped
+    arm.host.close()
     assert time.monotonic() - began_s < 3.0
     assert processes.alive() == {}
+
+
+def test_arm_that_is_cut_off_during_the_start_goes_on_starting(live):
+    """A link that is cut again and again would otherwise never let it start."""
+    arm = live()
+    arm.stop.set()
+    assert arm.host.run(order()) is None
+    assert arm.host.stopped and arm.host.fault is None
+    started = dict(arm.host.processes)
+    arm.stop.clear()
+    arm.go()
+    assert arm.host.processes == started
+    arm.stop.set()
+    assert arm.ended() is not None
+
+
+def test_arm_that_is_cut_off_for_a_moment_before_an_episode_has_no_fault(live):
+    arm = live()
+    arm.host.start()
+    arm.send_signal("inference", signal.SIGSTOP)
+    asking = threading.Timer(0.2, arm.stop.set)
+    asking.start()
+    assert arm.host.run(order()) is None  # inference has not replied
+    assert arm.host.stopped and arm.host.fault is None
+    asking.join()
+    arm.stop.clear()
+    arm.go()
+    assert arm.error is None
+    arm.stop.set()
+    assert arm.ended() is not None
+
+
+def test_episode_stays_stopped_if_the_link_is_back_before_it_has_ended(live):
+    arm = live()
+    arm.go(until_moves=30)
+    arm.send_signal("control", signal.SIGSTOP)
+    asked = iter([True])
+    arm.host._should_stop = lambda: next(asked, False)
+    arm.ended()
+    assert arm.host.stopped
+    assert arm.host.fault is None
+
+
+def test_weights_that_are_interrupted_by_a_cut_link_are_loaded_later(live):
+    arm = live()
+    snapshot = WeightSnapshot(version=3, components={"actor": {"gain": np.array([0.2], np.float32)}}, hashes={})
+    arm.host.start()
+    arm.send_signal("inference", signal.SIGSTOP)
+    arm.stop.set()
+    with pytest.raises(StopRequested):
+        arm.host.load(snapshot)
+    arm.stop.clear()
+    arm.send_signal("inference", signal.SIGCONT)
+    arm.host.load(snapshot)
+    assert arm.host.fault is None
 
 
 def test_invalid_weights_are_refused_and_the_old_ones_stay_in_use(live):

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from dovetail.config.load import load
-from dovetail.core.errors import FailureError
+from dovetail.core.errors import FailureError, StopRequested
 from dovetail.core.types import Outcome, Purpose, WeightSnapshot
 from dovetail.runs.assembly.build import Assembly, build_assembly
 from dovetail.runs.roles.robot import RobotRunner, evaluation_episodes, order_episode
@@ -68,6 +68,26 @@ def test_repaired_robot_repeats_the_episode(make: Any) -> None:
     robot.run = restarted  # type: ignore[method-assign]
     episode = robot.run_through(Purpose.EVAL, 0, None)
     assert episode is not None and episode.outcome is not Outcome.ABORTED
+
+
+def test_episode_whose_weights_were_interrupted_by_a_stop_is_not_run(make: Any) -> None:
+    robot = RobotRunner(make(), config_hash="")
+    robot.prepare(Purpose.ONLINE)
+    actor = robot._actors[Purpose.ONLINE]
+    load_weights, answers = actor.load, iter([StopRequested()])
+
+    def load_late(snapshot: WeightSnapshot) -> None:
+        for answer in answers:
+            raise answer
+        load_weights(snapshot)
+
+    actor.load = load_late  # type: ignore[method-assign]
+    weights = WeightSnapshot(version=1, components=robot._assembly.trainable().weights(), hashes={})
+    assert robot.run(Purpose.ONLINE, 0, weights) is None
+    assert robot.stopped and robot.loaded is None
+    episode = robot.run(Purpose.ONLINE, 0, weights)
+    assert episode is not None and not robot.stopped
+    assert set(episode.column("policy_version")) <= {0, 1} and robot.loaded == (Purpose.ONLINE, 1)
 
 
 @pytest.mark.parametrize("noise", [False, True])

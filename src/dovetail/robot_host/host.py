@@ -28,7 +28,7 @@ from dovetail.config.schema import RunConfig
 from dovetail.core import errors
 from dovetail.core.abilities import HasMode
 from dovetail.core.clock import NS_PER_S, RealClock
-from dovetail.core.errors import DovetailError, FailureError, RobotFault, StoreError, one_line
+from dovetail.core.errors import DovetailError, FailureError, RobotFault, StopRequested, StoreError, one_line
 from dovetail.core.specs import PolicySpec
 from dovetail.core.types import Episode, EpisodeOrder, Outcome, Purpose, WeightSnapshot
 from dovetail.episodes.spool import Spool
@@ -90,7 +90,8 @@ class RobotHost:
         self._processes: dict[str, HostProcess] = {}
         self._board: Board | None = None
         self._heartbeat: Heartbeat | None = None
-        self._stopped = False
+        self._is_started = False  # all processes are ready and have the weights
+        self._stopped = self._was_asked_to_stop = False
         self._telemetry: Mapping[str, float] = {}
         self._real_time = isinstance(workcell.clock, RealClock)
         self._snapshot: WeightSnapshot | None = None
@@ -122,12 +123,15 @@ class RobotHost:
     # ---- episodes
 
     def run(self, order: EpisodeOrder) -> Episode | None:
-        self._stopped = False
+        self._stopped = self._was_asked_to_stop = False
         try:
             self.start()
             first = self._begin(order)
+        except StopRequested:
+            self._stopped = True
+            return None
         except FailureError:
-            if self._should_stop():  # the failure may be a result of the stop
+            if self._must_stop():  # the failure may be a result of the stop
                 self._stopped = True
                 return None
             raise
@@ -139,7 +143,7 @@ class RobotHost:
                 ended, failure = self._aborted(first), error
         self._finish(ended)
         episode = self._collect(order.id)
-        self._stopped = ended["stopped"] or self._should_stop()
+        self._stopped = ended["stopped"] or self._must_stop()
         if failure is None and detector is not None and detector.problem is not None:
             failure = FailureError(f"the success detector failed: {one_line(detector.problem)}")
         if failure is not None and not self._stopped:
@@ -172,6 +176,9 @@ class RobotHost:
         try:
             self._request("inference", {"reset": True, "follow": order.purpose is Purpose.ONLINE})
             self._request("recorder", {"begin": start.to_json(), "first": first})
+        except StopRequested:
+            self._end()  # a late reply would find an episode that has not begun
+            raise
         except FailureError as error:
             self.fault = str(error)
             raise RobotFault(f"robot '{self._workcell.robot.spec.name}' cannot start: {error}") from error
@@ -185,7 +192,7 @@ class RobotHost:
         began_ns, hang_ns = time.monotonic_ns(), round(self._actor.tick_timeout_s * NS_PER_S)
         reply = None
         while reply is None:
-            if self._should_stop():
+            if self._must_stop():
                 self._board.ask_to_stop()
                 stop_s = min(stop_s, time.monotonic() + STOP_S)
             if time.monotonic() > stop_s:  # for example in a driver that hangs
@@ -202,7 +209,7 @@ class RobotHost:
                 return self._aborted(first)
         if "failed" in reply:
             failure = _error(reply["kind"], reply["failed"])
-            if isinstance(failure, RobotFault) and not self._should_stop():
+            if isinstance(failure, RobotFault) and not self._must_stop():
                 self._set_fault(str(failure))
                 raise RobotFault(self.fault or "")
             raise failure
@@ -221,7 +228,7 @@ class RobotHost:
     def _aborted(self, first: int) -> dict[str, Any]:
         assert self._board is not None
         num_steps = max(0, self._board.num_stepped - first)
-        stopped = self._should_stop()
+        stopped = self._must_stop()
         end = EpisodeEnd(outcome=Outcome.ABORTED, judgement=None, num_steps=num_steps, stopped=stopped)
         return asdict(end)
 
@@ -235,6 +242,8 @@ class RobotHost:
             recorder.request({"end": end}, timeout_s=_REPLY_S if self.fault is None else _REPLY_AFTER_FAULT_S)
             if self.fault is None and not ended["stopped"]:
                 self._telemetry = {**self._telemetry, **self._request("inference", {"report": True})["telemetry"]}
+        except StopRequested:
+            self._end()
         except FailureError as error:
             if not recorder.has_ended and str(error).startswith("the recorder"):
                 recorder.kill("it did not reply, and was killed")  # it has the journal open
@@ -246,7 +255,7 @@ class RobotHost:
         for process in self._processes.values():
             if (ended := f"{process.title} has died") in fault:
                 return fault.replace(ended, process.exit_reason())
-        with contextlib.suppress(FailureError):  # it may hang; the fault then says so
+        with contextlib.suppress(FailureError, StopRequested):  # it may hang; the fault then says so
             problem = self._processes["inference"].request({"report": True}, timeout_s=STOP_S)["problem"]
             return f"{fault}; {problem}" if problem else fault
         return fault
@@ -263,7 +272,7 @@ class RobotHost:
         problem = stop_without_control(self._workcell.robot, self._board, self._processes["guard"])
         report = self._board.guard_report
         if self._guard_ended_control:
-            if self._should_stop():
+            if self._must_stop():
                 return  # the end of a run is not a fault, even if the control process was too slow
             self.fault = report
         else:
@@ -286,15 +295,19 @@ class RobotHost:
         return episode
 
     def load(self, snapshot: WeightSnapshot) -> None:
-        """Act with these weights from the next episode on. Weights that do not fit are refused."""
-        if self._processes and not self._guard_ended_control:
-            folder, stored = self._on_disk(snapshot)
-            reply = self._request(
-                "inference", {"load": stored, "folder": str(folder), "version": snapshot.version}
-            )
-            if "refused" in reply:
-                raise StoreError(reply["refused"])
+        """Act with these weights from the next episode on. Weights that do not fit are refused.
+
+        Raises StopRequested if they are not loaded because the arm was asked to stop.
+        """
+        if self._is_started and not self._guard_ended_control:
+            self._send_weights(snapshot)
         self._snapshot = snapshot
+
+    def _send_weights(self, snapshot: WeightSnapshot) -> None:
+        folder, stored = self._on_disk(snapshot)
+        reply = self._request("inference", {"load": stored, "folder": str(folder), "version": snapshot.version})
+        if "refused" in reply:
+            raise StoreError(reply["refused"])
 
     def _on_disk(self, snapshot: WeightSnapshot) -> tuple[Path, int]:
         """Folder and version under which inference finds these weights; writes them if the run's store lacks them."""
@@ -314,7 +327,9 @@ class RobotHost:
     def _all_acknowledge(self) -> bool:
         """Whether all processes are alive and accept the acknowledgement."""
         processes = self._processes.values()
-        if self._guard_ended_control or any(process.has_ended or process.error for process in processes):
+        if self._guard_ended_control or (processes and not self._is_started):
+            return False
+        if any(process.has_ended or process.error for process in processes):
             return False
         try:
             if self._processes:
@@ -322,7 +337,7 @@ class RobotHost:
                 self._processes["inference"].request({"report": True}, timeout_s=timeout_s)
                 self._processes["guard"].request({"acknowledge": True}, timeout_s=timeout_s)
                 self._processes["control"].send({"acknowledge": True})
-        except FailureError:
+        except (FailureError, StopRequested):
             return False
         return True
 
@@ -334,8 +349,22 @@ class RobotHost:
         self._raise_if_emergency()
         if self._guard_ended_control:
             self._end()  # the guard ended control between two episodes, and the emergency stop was acknowledged since
-        if self._processes:
-            return
+        try:
+            if not self._processes:
+                self._start_processes()
+            if not self._is_started:
+                self._wait_until_ready()
+                if self._snapshot is not None:
+                    self._send_weights(self._snapshot)
+                self._is_started = True
+        except StopRequested:  # an arm that was cut off: they go on starting meanwhile
+            raise
+        except BaseException:
+            self._killed_at_start = self.killed_process
+            self._end()
+            raise
+
+    def _start_processes(self) -> None:
         workcell = self._workcell
         layout = board_layout(
             self._actor,
@@ -375,17 +404,9 @@ class RobotHost:
         )
         for name, process in self._processes.items():
             process.send({"layout": layout.to_json(), **settings.of(name)})
-        try:
-            self._wait_until_ready()
-            if self._snapshot is not None:
-                self.load(self._snapshot)
-        except BaseException:
-            self._killed_at_start = self.killed_process
-            self._end()
-            raise
 
     def _wait_until_ready(self) -> None:
-        """Wait until all processes are ready. Raises FailureError if one ends before."""
+        """Wait until all processes are ready. Raises FailureError if one ends before, and StopRequested."""
         until_s = time.monotonic() + _START_S
         while waiting := [process for process in self._processes.values() if not process.is_ready]:
             self._raise_if_emergency()
@@ -395,7 +416,12 @@ class RobotHost:
                 names = " and ".join(process.name for process in waiting)
                 raise FailureError(f"the {names} process is not ready after {_START_S:.0f} s")
             if self._should_stop():
-                raise FailureError("asked to stop while the robot's processes were starting")
+                raise StopRequested
+
+    def _must_stop(self) -> bool:
+        """Whether the arm was asked to stop since the episode began, perhaps for a moment: it was cut off."""
+        self._was_asked_to_stop = self._was_asked_to_stop or self._should_stop()
+        return self._was_asked_to_stop
 
     def _raise_if_emergency(self) -> None:
         """Refuse to start while an emergency stop is in force. The arm gets a stop, even if nothing moves it."""
@@ -426,7 +452,7 @@ class RobotHost:
 
     def _end(self) -> None:
         """End all processes: ask them, then kill them."""
-        processes, self._processes = self._processes, {}
+        processes, self._processes, self._is_started = self._processes, {}, False
         guard = processes.pop("guard", None)
         if self._board is not None:
             self._board.ask_to_stop()

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from dovetail.core.errors import FailureError
+from dovetail.core.errors import FailureError, StopRequested
 from dovetail.processes.channel import Channel, ChannelClosed
 from dovetail.processes.child import ONE_THREAD, ChildProcess
 
@@ -48,7 +48,10 @@ class HostProcess(ChildProcess):
             self.channel.send(message)
 
     def request(self, message: Mapping[str, Any], *, timeout_s: float) -> dict[str, Any]:
-        """Send a message and wait for the reply. Raises FailureError with a reason if none comes."""
+        """Send a message and wait for the reply. Raises FailureError with a reason if none comes.
+
+        Raises StopRequested if none comes within STOP_S after the arm was asked to stop.
+        """
         self.send(message)
         self._num_missing_replies += 1
         deadline_s, stopping = time.monotonic() + timeout_s, False
@@ -56,6 +59,8 @@ class HostProcess(ChildProcess):
             if not stopping and self._should_stop():
                 deadline_s, stopping = min(deadline_s, time.monotonic() + STOP_S), True
             if time.monotonic() > deadline_s:
+                if stopping:
+                    raise StopRequested
                 raise FailureError(f"{self.title} does not reply")
             reply = self.receive(timeout_s=_POLL_S)
             if reply is not None:

@@ -6,7 +6,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 
-from dovetail.core.errors import FailureError, RobotFault
+from dovetail.core.errors import FailureError, RobotFault, StopRequested
 from dovetail.core.types import Episode, EpisodeOrder, WeightSnapshot
 from dovetail.robot_host.attended_actor import ActorWrapper
 from dovetail.robot_host.host import RobotHost
@@ -48,6 +48,8 @@ class RestartingActor(ActorWrapper):
             self._host.acknowledge()
             try:
                 self._host.start()
+            except StopRequested:
+                pass  # they go on starting
             except FailureError:  # a process was killed during the start, or cannot start
                 continue
             self._on_restart(killed, self._host.processes[killed])

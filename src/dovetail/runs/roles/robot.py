@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dovetail.core.contracts import Actor
-from dovetail.core.errors import FailureError, RobotFault
+from dovetail.core.errors import FailureError, RobotFault, StopRequested
 from dovetail.core.figures import EpisodeScore
 from dovetail.core.streams import stream
 from dovetail.core.types import Episode, EpisodeOrder, Outcome, Purpose, WeightSnapshot
@@ -65,12 +65,13 @@ class RobotRunner:
         self._actor: Actor | None = None  # of the last episode
         self.loaded: tuple[Purpose, int] | None = None  # purpose and version of the weights that were loaded last
         self.running: str | None = None  # id of the episode that the actor runs; other threads must not read it
+        self._stopped_while_loading = False
         self.num_restarts = 0  # of the arm's processes; the owner counts them
 
     @property
     def stopped(self) -> bool:
         """Whether the last episode ended because the run was asked to stop."""
-        return self._actor is not None and self._actor.stopped
+        return self._stopped_while_loading or (self._actor is not None and self._actor.stopped)
 
     @property
     def fault(self) -> str | None:
@@ -90,9 +91,13 @@ class RobotRunner:
         """Run one episode; None if it was stopped before its first step. Without weights, the policy is untrained."""
         if purpose not in self._actors:
             self.prepare(purpose)
-        self._actor = self._actors[purpose]
+        self._actor, self._stopped_while_loading = self._actors[purpose], False
         if weights is not None and self.loaded != (purpose, weights.version):
-            self._actor.load(weights)
+            try:
+                self._actor.load(weights)
+            except StopRequested:
+                self._stopped_while_loading = True
+                return None
             self.loaded = (purpose, weights.version)
         order = order_episode(
             self._assembly,
