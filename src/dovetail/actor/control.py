@@ -132,7 +132,7 @@ class ControlLoop:
         self._board.beat_control(0)
         try:
             self._robot.stop()
-        except Exception as error:  # any driver: a lost robot waits for a person, like every fault
+        except Exception as error:  # any driver: a person must acknowledge it, like every fault
             return stop_failure(error)
         return None
 
@@ -206,7 +206,7 @@ class ControlLoop:
         return outcome
 
     def _use_prompt(self, row: int) -> None:
-        """Use the task's prompt from this row on. Another one makes the plan out of date."""
+        """Use the task's prompt from this row on. A changed prompt invalidates the plan."""
         prompt = next_prompt(self._task)
         if prompt is not None and self._board.change_prompt(row, prompt) and self._planner:
             self._planner.replan(row)
@@ -257,7 +257,7 @@ class ControlLoop:
             )
 
     def _base_steps(self, order: EpisodeOrder) -> int:
-        """Steps that the base takes alone at first. Episodes without noise show how the policy itself does."""
+        """Steps that the base takes alone at first. None in episodes without noise, which evaluate the policy itself."""
         if order.purpose is not Purpose.ONLINE or order.deterministic:
             return 0
         rng = stream(order.seed, "probe", order.index)

@@ -167,7 +167,7 @@ class Planner:
         if self._spec.base is None:
             return
         self._plan = None
-        self._is_watching = self._request is not None  # its actions will be for another place of the arm
+        self._is_watching = self._request is not None  # the arm will be elsewhere when its actions are ready
         self._take_proposal(tick)
         if self._request is None and self._known_proposal(tick) is None:
             self._send_request(tick, self._horizon)

@@ -269,12 +269,12 @@ class LearnerConfig(Config):
     accumulate: int = Field(default=1, ge=1)
     """Number of parts in which a batch is processed, to save memory. For algorithms with one loss."""
     ranks: int = Field(default=1, ge=1, le=64)
-    """Processes for data parallel training, one per GPU. For algorithms that learn from replay."""
+    """Processes for data parallel training, one per GPU. For all algorithms except recap."""
     shard: bool = False
-    """With several ranks: divide policy and optimizer among them (FSDP). For algorithms with one loss."""
+    """With several ranks: divide policy and optimizer among them (FSDP). For imitation, hg_dagger and hi_ors."""
     optimizers: dict[str, OptimizerConfig] = Field(default_factory=dict)
     """Optimizers of components of the policy, by name: a smaller learning rate for `text` than for `expert`. Others have
-    the settings of the algorithm. With sac, sac_flow, dsrl and rlt: of networks, such as `actor` and `critic`."""
+    the settings of the algorithm. With sac, sac_flow, rlpd, residual, dsrl and rlt: of networks, such as `actor`."""
     prefetch: int | None = Field(default=None, ge=0, le=64)
     """Batches that a thread samples ahead; null: 2 if they are large, else 0. Does not change results."""
 

@@ -204,7 +204,7 @@ class OperatorWithStop:
 
 
 class VerdictsOnly:
-    """An operator that starts and judges episodes but never drives: for evaluations of tasks that do not know success."""
+    """An operator that starts and judges episodes but never drives: for evaluations of tasks that do not detect success."""
 
     _PASSED = (Event.START, Event.SUCCESS, Event.FAILURE, Event.STOP, Event.ACKNOWLEDGE, Event.EMERGENCY)
 

@@ -22,7 +22,7 @@ _PLACED = (Kind.PRESS, Kind.END)  # kinds to whose places the other records refe
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exchange:
-    """From the driver to the arm: records to add, and from where on the driver wants the arm's own."""
+    """From the driver to the arm: records to add, and the place from which the driver needs the arm's records."""
 
     token: str  # of the list that the driver knows; empty before the first reply
     records: Sequence[Record] = ()

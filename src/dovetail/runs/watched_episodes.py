@@ -1,4 +1,4 @@
-"""Online episodes of the deployed policy that say something about its success rate: without help, and as in evaluations."""
+"""Online episodes of the deployed policy that count for its success rate: without help, and as in evaluations."""
 
 from __future__ import annotations
 
