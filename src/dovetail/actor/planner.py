@@ -182,7 +182,7 @@ class Planner:
         return proposal_at(chunk, tick - origin, steps=self._spec.horizon)
 
     def _known_proposal(self, tick: int) -> Array | None:
-        """The same, but None if the base is due for a new chunk."""
+        """As `proposal_for`, but None if the base is due for a new chunk."""
         assert self._spec.base is not None
         if self._base is None or tick - self._base[1] >= self._spec.base.every or self._base[1] < self._prompt_row:
             return None

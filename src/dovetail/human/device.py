@@ -76,7 +76,7 @@ class DeviceOperator:
         self._emergency = False  # pressed before the episode began
 
     def keep_pace(self, pace_s: float) -> None:
-        """For simulated time: see Handover."""
+        """Set the pace of simulated time: see Handover."""
         self._handover.keep_pace(pace_s)
 
     def watch(self, on_emergency: Callable[[str], None]) -> None:

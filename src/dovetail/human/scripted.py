@@ -90,7 +90,7 @@ class ScriptedOperator:
         return HumanInput(action=self._expert.act(observation), axes=self._axes)
 
     def _takeover_axes(self, observation: Observation) -> Array | None:
-        """The same axes during the whole takeover."""
+        """Axes of a takeover. They stay the same until its end."""
         return self._expert.takeover_axes(observation) if isinstance(self._expert, TakesOverPart) else None
 
     def _stuck(self) -> bool:

@@ -70,7 +70,7 @@ class RelayedStop:
 
 @dataclass(slots=True)
 class _Known:
-    """What the driver knows of one list of the arm. A restarted arm has a new list."""
+    """State of the exchange with one list of the arm. A restarted arm has a new list."""
 
     token: str = ""
     sent: int = 0  # place in the run's list up to which the arm has the records
@@ -92,7 +92,7 @@ class StopRelay:
         self._known = _Known()
 
     def step(self) -> bool:
-        """False if the arm needs no relay."""
+        """Exchange records once. Return False if the arm needs no relay."""
         known = self._known
         new = _until_translatable(self._stop.records(start=known.sent))
         down = [record for record in new if record.kind in _DOWN and record.at not in known.imported]

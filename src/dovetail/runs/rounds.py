@@ -23,7 +23,7 @@ ROUNDS = "rounds.json"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Distillation:
-    """One that was made: after so many online steps, into this run, with the answer of the gate."""
+    """A distillation that was made: after so many online steps, into this run, with the answer of the gate."""
 
     env_steps: int
     base: str

@@ -174,7 +174,7 @@ def check_size(
 
 
 def _parameter_bytes(section: PluginSection, robot: RobotSpec, handle: Mapping[str, Any]) -> int | None:
-    """Of a policy's networks, without memory for them. None for a policy without torch."""
+    """Bytes of a policy's networks, computed without memory for them. None for a policy without torch."""
     import torch
 
     try:

@@ -143,7 +143,7 @@ class LearnerRole(Role):
             return max(DiskWeightStore(self._folder.weights).versions(), default=0)
 
     def publish_again(self) -> None:
-        """For a weights role that was restarted."""
+        """Publish the current weights again, for a weights role that was restarted."""
         with self._guard:
             if self._learner is not None:
                 self._run_learner.publish()
