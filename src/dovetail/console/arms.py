@@ -48,7 +48,7 @@ class ConsoleArm:
 class LiveArms:
     """The first arm is in the run's folder; on Ray, the others are in its `robots/`. The arm `""` is the first one.
 
-    Only `refresh` reads files: call it in a thread of its own, and the rest in the event loop.
+    Only `refresh` reads files: call it in a separate thread, and the rest in the event loop.
     """
 
     def __init__(self, run: Path, *, first: LiveRobot | None = None) -> None:

@@ -21,7 +21,7 @@ _CARTESIAN = ("ee_delta", "ee_velocity", "ee_target")
 class LiveRobot:
     """Call it from one thread, except `cameras`, `frame` and `close`, which one other thread calls, and `refresh`.
 
-    Only `refresh` reads files, so only it may block: call it in a thread of its own. `folder` has the arm's live.json; `run`
+    Only `refresh` reads files, so only it may block: call it in a separate thread. `folder` has the arm's live.json; `run`
     is the run's folder.
     """
 

@@ -82,7 +82,8 @@ class DeviceOperator:
     def watch(self, on_emergency: Callable[[str], None]) -> None:
         """Read the device from now on. Its emergency stop calls `on_emergency` with the operator's name, at once and from
         another thread, and is no event of `poll`. It works between episodes and while the control loop hangs. The callback
-        must stop the arm until a person acknowledges it. A missing device is opened once it is there; `reset` refuses it."""
+        must stop the arm until a person acknowledges it. `reset` refuses a missing device, which is opened when
+        it is plugged in."""
         self._reader.on_emergency = lambda: on_emergency(self.name)
         self._reader.watch()
 

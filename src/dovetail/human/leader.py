@@ -2,7 +2,7 @@
 
     operator: {type: leader, leader: {type: my_lab.arms:Gello, port: /dev/ttyUSB0}, key: KEY_B}
 
-The leader is a plugin of its own or any robot, which is only observed unless `feedback` is on. Its axes drive the axes of
+The leader is a plugin for leaders or any robot, which is only observed unless `feedback` is on. Its axes drive the axes of
 the action with the same names; `joints` maps others, with a scale and an offset. A robot with Cartesian actions follows the
 leader's end effector, which the leader measures or `kinematics` computes. A key or pedal is the dead-man switch, or a
 squeeze of the leader's gripper starts the takeover.

@@ -1,8 +1,8 @@
 """Carries the emergency stop of a run to an arm that cannot share its memory, and the arm's own presses back.
 
-The driver calls `RelayedStop.exchange` of each arm every few milliseconds, through any transport. Both sides have a RunStop
-of their own. Places in one list mean nothing in the other, so each side's places are translated. A translation that is in
-doubt leaves a press in force: a press that an acknowledgement has not seen is never released.
+The driver calls `RelayedStop.exchange` of each arm every few milliseconds, through any transport. Each side has a RunStop.
+A place in one list has no meaning in the other, so places are translated. If a translation is in doubt, the press stays in
+force: an acknowledgement never releases a press that it has not seen.
 """
 
 from __future__ import annotations

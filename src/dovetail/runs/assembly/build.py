@@ -376,7 +376,7 @@ def build_assembly(
 ) -> Assembly:
     """Build robot and task, and check that they fit.
 
-    `run_id` names the run to its policy server; without it, this assembly counts as a run of its own. `live` makes
+    `run_id` names the run to its policy server; without it, this assembly counts as a separate run. `live` makes
     the link to the console. `name` is the robot's name among several. With `on_restart(process, pid)`, a killed
     process of the arm is restarted; without it, that is a fault. `lock_descriptor`: see RobotHost. `early_devices`:
     the devices of the operator, if they are open already.
