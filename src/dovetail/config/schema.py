@@ -305,13 +305,13 @@ class LabelingConfig(Config):
     retry_s: float = Field(default=5.0, gt=0)
     """Seconds until a labeler that failed is asked again; doubles with each failure."""
     max_retry_s: float = Field(default=300.0, gt=0)
-    """Upper limit of that time."""
+    """Upper limit of the doubled `retry_s`."""
     label_wait_s: float = Field(default=600.0, ge=0)
     """Seconds that the end of a run waits for outstanding labels."""
     hide_success: bool = False
     """Ignore the task's own success in online episodes, as on a real robot: only labels count. Evaluations still use it."""
     terminate_on_success: TerminateOnSuccess | None = None
-    """End an online episode when a labeler sees success; null: never."""
+    """End an online episode when a labeler detects success; null: never."""
 
 
 class ImagesConfig(Config):

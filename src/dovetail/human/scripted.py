@@ -31,7 +31,7 @@ class ScriptedConfig(Config):
     }
 
     watched_share: float = Field(default=0.5, ge=0.0, le=1.0)
-    """Fraction of the episodes in which the operator may take over, at first."""
+    """Initial fraction of the episodes in which the operator may take over."""
     fade_out_minutes: float = Field(default=10.0, gt=0.0)
     """Robot time in minutes over which `watched_share` falls to zero."""
     stuck_after_steps: int = Field(default=10, ge=1)

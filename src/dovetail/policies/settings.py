@@ -54,7 +54,7 @@ class EncoderConfig(Config):
     file: str | None = None
     """frozen: safetensors file with the weights, made by `dovetail encoder convert`."""
     depth_range_m: tuple[float, float] = (0.0, 2.0)
-    """Depth images: distances in meters that the encoder tells apart. Nearer and farther ones count as the limits."""
+    """Depth images: distances in meters that the encoder distinguishes. Nearer and farther ones count as the limits."""
     stride: Literal[8, 16, 32] = 16
     """frozen: pixels per cell of the feature map. A smaller stride suits fine work and needs more memory."""
 
