@@ -124,9 +124,9 @@ class StopWhenSolved(Config):
     window: int = Field(default=20, ge=1, le=1000)
     """Number of recent online episodes to consider."""
     success_rate: float = Field(default=1.0, gt=0, le=1)
-    """Share of them that must succeed without intervention."""
+    """Share of these episodes that must succeed without intervention."""
     mean_return: float | None = None
-    """Mean return that they must reach where the environment has no success; null: never stop early."""
+    """Mean return of these episodes to reach, for an environment without success; null: never stop early."""
 
 
 class RunSettings(Config):

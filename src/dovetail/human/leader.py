@@ -52,7 +52,7 @@ class LeaderConfig(Config):
     part: str | None = None
     """Arm to drive, with its gripper. Null: all parts that have an axis of the leader."""
     joints: dict[str, JointMap] = Field(default_factory=dict)
-    """Which axis of the leader moves an axis of the action, by the action's axis. Others: the one with the same name."""
+    """The leader's axis for an axis of the action, by the action's axis. An axis that is not listed has the same name."""
     kinematics: KinematicsConfig | None = None
     """Geometry of a leader with joints, to lead an end effector; its `part` is the arm that follows. Null: none."""
     scale: float = Field(default=1.0, gt=0.0, le=10.0)
