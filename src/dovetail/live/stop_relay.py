@@ -92,7 +92,7 @@ class StopRelay:
         self._known = _Known()
 
     def step(self) -> bool:
-        """Exchange records once. Return False if the arm needs no relay."""
+        """False if the arm needs no relay."""
         known = self._known
         new = _until_translatable(self._stop.records(start=known.sent))
         down = [record for record in new if record.kind in _DOWN and record.at not in known.imported]
