@@ -16,6 +16,7 @@ from dovetail.config.plugins import BUILTIN
 from dovetail.robots.sim import SimRobot, SimRobotConfig
 from dovetail.testing import check_task
 from support.docs_pages import (
+    EXTENDING,
     MACHINE_PATH,
     PAGES,
     ROOT,
@@ -58,7 +59,8 @@ def written(tmp_path, monkeypatch):
 @pytest.mark.parametrize("page", PAGES, ids=page_id)
 def test_commands_parse_and_their_configs_load(page, written):
     text = page.read_text()
-    written(TUTORIAL.read_text(), text)  # the README's example uses the tutorial's task
+    shared = EXTENDING if page in EXTENDING else [TUTORIAL, page]  # the README's example uses the tutorial's task
+    written(*(other.read_text() for other in shared))
     assert [problem for line in commands(text) if (problem := command_problem(line))] == []
 
 

@@ -17,9 +17,8 @@ from dovetail.config.load import load
 from dovetail.config.plugins import locate
 from dovetail.core.errors import RobotError, UsageError
 from dovetail.testing import check_robot
-from support.docs_pages import ROOT, files
+from support.docs_pages import EXTENDING, ROOT, files
 
-PAGE = (ROOT / "docs" / "extending.md").read_text()
 NAMES = {
     ("robot", "plotter"),
     ("robot", "net_plotter"),
@@ -39,9 +38,10 @@ QUICK = ("learner.bc_updates=5", "learner.warmup_updates=5")
 def lab(tmp_path_factory):
     """The reader's folder, with the package built from it in `site`, where nothing else is."""
     folder = tmp_path_factory.mktemp("my-lab")
-    for name, content in files(PAGE).items():
-        (folder / name).parent.mkdir(exist_ok=True)
-        (folder / name).write_text(content)
+    for page in EXTENDING:
+        for name, content in files(page.read_text()).items():
+            (folder / name).parent.mkdir(exist_ok=True)
+            (folder / name).write_text(content)
     how = ("--no-deps", "--no-build-isolation", "--no-index", "--disable-pip-version-check", "--quiet")
     site = tmp_path_factory.mktemp("site")
     subprocess.run([sys.executable, "-m", "pip", "install", *how, "--target", site, folder], check=True)
@@ -73,7 +73,7 @@ def here(lab, monkeypatch):
         del sys.modules[name]
 
 
-def test_plugins_of_the_page_are_listed(lab):
+def test_plugins_of_the_pages_are_listed(lab):
     lines = [line for line in child(lab, "-m", "dovetail.cli", "plugins").splitlines() if "my-lab" in line]
     ours = {(kind, name): rest for kind, name, rest in (line.split(maxsplit=2) for line in lines)}
     assert set(ours) == NAMES
@@ -82,12 +82,12 @@ def test_plugins_of_the_page_are_listed(lab):
 
 
 @pytest.mark.extended
-def test_tests_of_the_page_pass(lab):
+def test_tests_of_the_pages_pass(lab):
     output = child(lab, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_my_lab.py")
     assert "8 passed" in output
 
 
-def test_plugins_of_the_page_learn_in_a_run(lab):
+def test_plugins_of_the_pages_learn_in_a_run(lab):
     child(lab, "-m", "dovetail.cli", "run", "touch-dot.yaml", *SHORT, *QUICK, "--name", "dots", "--quiet")
     run = lab / "runs" / "dots"
     report = json.loads((run / "report.json").read_text())
@@ -111,7 +111,7 @@ def test_doctor_reports_no_problem(lab):
     )
 
 
-def test_on_policy_algorithm_of_the_page_learns_in_a_run(lab):
+def test_on_policy_algorithm_of_the_pages_learns_in_a_run(lab):
     short = ("run.env_steps=1024", "run.eval_episodes=2", "run.untrained_episodes=1")
     child(lab, "-m", "dovetail.cli", "run", "touch-dot-a2c.yaml", *short, "--name", "rollouts", "--quiet")
     report = json.loads((lab / "runs" / "rollouts" / "report.json").read_text())
@@ -119,27 +119,27 @@ def test_on_policy_algorithm_of_the_page_learns_in_a_run(lab):
 
 
 @pytest.mark.slow
-def test_on_policy_algorithm_of_the_page_learns_the_task(lab):
+def test_on_policy_algorithm_of_the_pages_learns_the_task(lab):
     child(lab, "-m", "dovetail.cli", "run", "touch-dot-a2c.yaml", "--name", "a2c", "--quiet", "--seed", "1")
     report = json.loads((lab / "runs" / "a2c" / "report.json").read_text())
     assert report["success_after"]["low"] > report["untrained"]["high"]
 
 
 @pytest.mark.slow
-def test_actor_of_the_page_runs_in_processes(lab):
+def test_actor_of_the_pages_runs_in_processes(lab):
     processes = (*SHORT, *QUICK, "actor.layout=processes")
     child(lab, "-m", "dovetail.cli", "run", "touch-dot.yaml", *processes, "--name", "apart", "--quiet")
     assert (lab / "runs" / "apart" / "report.json").is_file()
 
 
 @pytest.mark.slow
-def test_recipe_of_the_page_learns(lab):
+def test_recipe_of_the_pages_learns(lab):
     child(lab, "-m", "dovetail.cli", "run", "touch-dot.yaml", "--name", "whole", "--quiet", "--seed", "1")
     report = json.loads((lab / "runs" / "whole" / "report.json").read_text())
     assert report["success_after"]["rate"] > report["success_before"]["rate"] + 0.2
 
 
-def test_plugins_of_the_page_work_with_built_in_ones(here):
+def test_plugins_of_the_pages_work_with_built_in_ones(here):
     assert locate("actor", "ensemble").origin == "entry point (my-lab)"
     for override in ("policy=flow", "algorithm=hg_dagger", "actor=naive", "algorithm=rlpd", "operator=guide"):
         check_fits(load(["touch-dot.yaml"], [override]))

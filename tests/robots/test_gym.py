@@ -266,7 +266,7 @@ def test_unknown_word_for_success_is_reported_once_with_the_setting(monkeypatch:
         Rig(**kwargs(info=info))
     (message,) = [str(one.message) for one in seen if issubclass(one.category, ConfigWarning)]
     assert message.endswith(
-        "It has succeed. If one of them tells success, set robot.success_key=succeed now: a resumed run keeps it"
+        "It has succeed. If one of them reports success, set robot.success_key=succeed now: a resumed run keeps it"
     )
     assert not rig.robot.task.spec.has_success
     with warnings.catch_warnings():

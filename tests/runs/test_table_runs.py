@@ -88,9 +88,9 @@ def test_a_run_in_which_nothing_tells_success_is_refused_in_one_line(tmp_path, c
     sources = written(tmp_path, "mobile", "operator: {type: none}\nrun: {demos: 0}")
     assert main(["run", *sources, "--runs-dir", str(tmp_path / "runs")]) != 0
     (line,) = capfd.readouterr().err.strip().splitlines()
-    assert "does not know success" in line and "operator.type" in line and "labels" in line
+    assert "does not detect success" in line and "operator.type" in line and "labels" in line
     assert not (tmp_path / "runs").exists()
-    with pytest.raises(Exception, match="does not know success"):  # `outcome` is sure of every timeout
+    with pytest.raises(Exception, match="does not detect success"):  # `outcome` is sure of every timeout
         refuse_unready(load(sources, ["labels=[outcome, human]"]))
     refuse_unready(load(sources, ["labels=[{type: outcome, timeout_confidence: 0.0}, {type: human}]"]))
 

@@ -20,6 +20,7 @@ from support import TESTS
 ROOT = TESTS.parent
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
 TUTORIAL = ROOT / "docs" / "tutorial.md"
+EXTENDING = [ROOT / "docs" / "extending.md", *sorted(ROOT.glob("docs/extending/*.md"))]  # one package
 TAKE_CONFIGS = ("run", "collect", "doctor", "config show")
 
 FENCE = re.compile(

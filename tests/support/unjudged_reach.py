@@ -1,4 +1,4 @@
-"""A reaching task that does not tell success: only its rewards show how good an episode was."""
+"""A reaching task that does not detect success: only its rewards show how good an episode was."""
 
 from dataclasses import replace
 

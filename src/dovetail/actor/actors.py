@@ -92,7 +92,7 @@ class ActorConfig(Config):
     """Share of the online episodes with noise in which the base of a policy `residual` or `rl_token` acts alone at first.
     Data then cover states that the base reaches (PLD)."""
     probe_steps: int = Field(default=50, ge=1)
-    """Largest number of such steps. Each of these episodes draws its own, from 1 on."""
+    """Largest number of steps in which the base acts alone. Each of these episodes draws a number from 1 to this."""
     swap_weights: Literal["episode", "chunk"] = "episode"
     """Load new weights between episodes or between chunks."""
 

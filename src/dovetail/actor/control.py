@@ -17,6 +17,7 @@ from dovetail.actor.episode_end import EpisodeEnd, HealthCheck
 from dovetail.actor.episode_prompt import next_prompt, prepare_prompt
 from dovetail.actor.homing import Home, go_home
 from dovetail.actor.planner import PlannedAction, Planner
+from dovetail.actor.proposals import Proposals
 from dovetail.actor.reset import ResetExecutor
 from dovetail.actor.telemetry import Telemetry
 from dovetail.actor.tick_timer import TickTimer
@@ -24,18 +25,8 @@ from dovetail.core.abilities import AsksVerdict, PlansReset, Restarts
 from dovetail.core.clock import NS_PER_S
 from dovetail.core.contracts import Clock, GuardedRobot, Operator, Task
 from dovetail.core.errors import RobotError, RobotFault, StopRequested, one_line, stop_failure
-from dovetail.core.proposals import PROPOSAL
 from dovetail.core.streams import stream
-from dovetail.core.types import (
-    Array,
-    EpisodeOrder,
-    Event,
-    HumanInput,
-    Observation,
-    Outcome,
-    Purpose,
-    Source,
-)
+from dovetail.core.types import Array, EpisodeOrder, Event, HumanInput, Observation, Outcome, Purpose, Source
 
 __all__ = ["EMERGENCY", "HUMAN_AXES", "ControlLoop"]
 
@@ -82,6 +73,7 @@ class ControlLoop:
     ) -> None:
         self._robot, self._task, self._operator, self._planner = robot, task, operator, planner
         self._board, self._clock, self._telemetry = board, clock, telemetry
+        self._proposals = Proposals(board, planner, robot.spec)
         self._probe, self._should_stop, self._health_check = probe, should_stop, health_check or HealthCheck()
         self._ticks = TickTimer(
             board,
@@ -132,7 +124,7 @@ class ControlLoop:
         self._board.beat_control(0)
         try:
             self._robot.stop()
-        except Exception as error:  # any driver: a lost robot waits for a person, like every fault
+        except Exception as error:  # any driver: a person must acknowledge it, like every fault
             return stop_failure(error)
         return None
 
@@ -200,13 +192,13 @@ class ControlLoop:
             self._num_steps += 1
             on_step()
             outcome = outcome or verdict.outcome
-        self._propose(row)  # learning may bootstrap from the last observation
+        self._proposals.update(row, self._executed)  # learning may bootstrap from the last observation
         if outcome is Outcome.TIMEOUT and isinstance(self._task, AsksVerdict) and self._task.verdict_request:
             outcome = self._ask_verdict(self._task.verdict_request)
         return outcome
 
     def _use_prompt(self, row: int) -> None:
-        """Use the task's prompt from this row on. Another one makes the plan out of date."""
+        """Use the task's prompt from this row on. A changed prompt invalidates the plan."""
         prompt = next_prompt(self._task)
         if prompt is not None and self._board.change_prompt(row, prompt) and self._planner:
             self._planner.replan(row)
@@ -257,7 +249,7 @@ class ControlLoop:
             )
 
     def _base_steps(self, order: EpisodeOrder) -> int:
-        """Steps that the base takes alone at first. Episodes without noise show how the policy itself does."""
+        """Steps that the base takes alone at first. None in episodes without noise, which evaluate the policy itself."""
         if order.purpose is not Purpose.ONLINE or order.deterministic:
             return 0
         rng = stream(order.seed, "probe", order.index)
@@ -297,18 +289,18 @@ class ControlLoop:
             self._telemetry.count("health_holds")
             if self._planner:
                 self._planner.interrupt()  # the plan will be out of date
-            self._propose(row)
+            self._proposals.update(row, self._executed)
             self._record(row, extras, executed=self._hold())
         elif human.action is not None:
             proposed = self._with_others(row, human)
             if human.axes is None:
-                self._propose(row)
+                self._proposals.update(row, self._executed)
             self._since_human = self._num_idle = 0
             if HUMAN_AXES in extras:
                 extras = {**extras, HUMAN_AXES: _driven_axes(human)}
             self._record(row, extras, executed=self._robot.send(proposed), proposed=proposed, source=Source.HUMAN)
         elif self._planner is None or self._is_demo:
-            self._propose(row)
+            self._proposals.update(row, self._executed)
             self._record(row, extras, executed=self._hold(), source=Source.HUMAN)
         else:
             self._since_human += 1
@@ -333,7 +325,7 @@ class ControlLoop:
         if human.keeps is not None and human.keeps.any():
             action = np.where(human.keeps, self._robot.holding_action(), action)
         if human.axes is None:
-            if self._planner and not self._proposes:
+            if self._planner and not self._proposals.are_recorded:
                 self._planner.interrupt()
             return action
         planned = self._planner.action_for(row) if self._planner else None
@@ -353,11 +345,7 @@ class ControlLoop:
         """Record the action that was just sent. `proposed` defaults to `executed`."""
         self._executed = executed
         self._ticks.sent()
-        if self._proposes and self._planner:
-            known = self._planner.proposal_for(row)
-            # until the base has answered for the first time, it proposes what was done
-            proposal = self._unknown_proposal(executed) if known is None else known
-            self._board.propose(row, proposal, self._planner.embedding)
+        self._proposals.record(row, executed)
         safety = self._robot.safety_extras()
         self._telemetry.count("clipped", int(safety["safety_clipped"].any()))
         self._telemetry.count("held", int(safety["safety_held"]))
@@ -371,24 +359,6 @@ class ControlLoop:
             chunk_index=planned.chunk_index if planned else 0,
             extras={**extras, **safety},
         )
-
-    @property
-    def _proposes(self) -> bool:
-        return PROPOSAL in self._robot.spec.observation
-
-    def _propose(self, row: int) -> None:
-        """Keep the base policy's proposal up to date where its policy does not act."""
-        if not (self._proposes and self._planner):
-            return
-        self._planner.update_proposal(row)
-        if (known := self._planner.proposal_for(row)) is not None:
-            self._board.propose(row, known, self._planner.embedding)
-        elif self._executed is not None:
-            self._board.propose(row, self._unknown_proposal(self._executed))
-
-    def _unknown_proposal(self, executed: Array) -> Array:
-        num_steps = self._robot.spec.observation[PROPOSAL].shape[0] // len(executed)
-        return np.tile(executed, (num_steps, 1))
 
     def _hold(self) -> Array:
         """Slow down over a few ticks, then hold."""

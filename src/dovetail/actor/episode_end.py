@@ -19,7 +19,7 @@ class EpisodeEnd:
     stopped: bool
     fault: str | None = None
     reset_s: float | None = None  # from the order to the first action, by the robot's clock; None: no action
-    has_success: bool = True  # False: the task does not tell success
+    has_success: bool = True  # False: the task does not detect success
 
 
 class HealthCheck:

@@ -167,7 +167,7 @@ class Planner:
         if self._spec.base is None:
             return
         self._plan = None
-        self._is_watching = self._request is not None  # its actions will be for another place of the arm
+        self._is_watching = self._request is not None  # the arm will be elsewhere when its actions are ready
         self._take_proposal(tick)
         if self._request is None and self._known_proposal(tick) is None:
             self._send_request(tick, self._horizon)
@@ -182,7 +182,7 @@ class Planner:
         return proposal_at(chunk, tick - origin, steps=self._spec.horizon)
 
     def _known_proposal(self, tick: int) -> Array | None:
-        """The same, but None if the base is due for a new chunk."""
+        """As `proposal_for`, but None if the base is due for a new chunk."""
         assert self._spec.base is not None
         if self._base is None or tick - self._base[1] >= self._spec.base.every or self._base[1] < self._prompt_row:
             return None

@@ -48,7 +48,7 @@ class ResetExecutor:
     def _execute(
         self, steps: Sequence[ResetStep], rng: np.random.Generator, reset_operator: Callable[[], None]
     ) -> bool | None:
-        """None: a person wants the reset again."""
+        """Execute the steps once. Return None if a person wants the reset again."""
         is_last = False
         for number, step in enumerate(steps, start=1):
             is_last = number == len(steps) and isinstance(step, AskPerson)

@@ -189,7 +189,7 @@ class Gripper:
 
 
 class _Pose:
-    """What both kinds of end effector motion share: the goal and how far it is."""
+    """Common part of both kinds of end effector motion: the goal and the distance to it."""
 
     def __init__(
         self,

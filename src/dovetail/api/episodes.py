@@ -122,7 +122,7 @@ class Episodes:
         self._labels_readable = True
 
     def filter(self, **conditions: Any) -> Episodes:
-        """Those that also match these conditions: `purpose="online", outcome="success", since="2h", limit=10`.
+        """The episodes that also match these conditions: `purpose="online", outcome="success", since="2h", limit=10`.
 
         task, robot, labeler: a name. purpose: demo, online, eval. outcome: success, failure, timeout, aborted.
         source: human, policy. label: success, failure, none. since, until: a date or `90min`, `2h`, `3d`, `1w` ago.

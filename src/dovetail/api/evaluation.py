@@ -68,7 +68,7 @@ class Evaluation:
 
     @property
     def complete(self) -> bool:
-        """False: it was stopped before the last episode."""
+        """False if it was stopped before the last episode."""
         return all(arm.complete for arm in self.arms)
 
     @property

@@ -51,7 +51,7 @@ class OpenLoop:
 
     @property
     def units(self) -> tuple[str, ...]:
-        """Of each axis; empty where the robot does not state it."""
+        """Unit of each axis; empty where the robot does not state it."""
         found: list[str] = []
         for part in self.policy.parts:
             first, _, second = part.unit.partition("+")

@@ -64,7 +64,7 @@ def new(
     axes: Annotated[
         int, typer.Option(min=1, max=256, help="Action axes of your robot. More are padding, which costs success.")
     ] = 32,
-    seed: Annotated[int, typer.Option(min=0, help="Of the random weights.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the random weights.")] = 0,
 ) -> None:
     """Write a small model with RANDOM weights: something to train, not to act with."""
     from dovetail.cli._terminal import console

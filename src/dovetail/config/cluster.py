@@ -164,11 +164,11 @@ class ClusterConfig(Config):
     robot: Place = Place()
     """Where these arms run."""
     robots: dict[Name, RobotPlace] = Field(default_factory=dict)
-    """Or arms by name, each with its machine and its differences from `robot`, `task`, `cameras` and `operator`."""
+    """Arms by name, instead of `num_robots`: each with its place and its differences from the `robot`, `task` and so on."""
     min_robots: int | None = Field(default=None, ge=1, le=64)
     """Arms that must be ready before a run starts; the others may join later. Null: all."""
     robot_timeout_s: float = Field(default=120.0, gt=0)
-    """Seconds until an arm that does not start, or does not come back, is given up."""
+    """Seconds to wait for an arm that does not start or does not return."""
     learner: Place = Place()
     """Where the learner runs, with the episode store and the replay buffer."""
     labeler: Place = Place()

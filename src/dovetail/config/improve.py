@@ -25,7 +25,7 @@ class ImproveConfig(Config):
     distill_updates: int = Field(default=2000, ge=1)
     """Updates that fine-tune the base on the successful episodes of the residual run."""
     distill_settings: dict[str, Any] = Field(default_factory=dict)
-    """Settings of that fine-tuning that differ from the base's, by name: `algorithm.lr: 0.0003`."""
+    """Settings of the fine-tuning that differ from the base's, by name: `algorithm.lr: 0.0003`."""
     gate_episodes: int = Field(default=200, ge=1)
     """Most episodes of each policy in the comparison that deploys or rejects a candidate."""
     bad_updates: int = Field(default=10, ge=1)

@@ -12,36 +12,26 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import re
 import warnings
 from collections.abc import Mapping, Sequence
-from importlib.resources import files
-from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from pydantic import ValidationError
 
 from dovetail.config import _yaml
-from dovetail.config._explain import explain, model_at
+from dovetail.config._explain import explain
+from dovetail.config._old_keys import model_or_none, translate_path, translate_sections, with_former_values
+from dovetail.config._sources import Source, expand_section, merge_all, read_source, recipe_files, top_level
 from dovetail.config._tree import Node, dotted, from_plain, merge, put
 from dovetail.config.changes import read_changes
 from dovetail.config.cluster import RobotPlace
-from dovetail.config.embodichain import convert, is_embodichain
-from dovetail.config.model import Config, OldKeys, old_keys, translate
-from dovetail.config.schema import DEFAULT_SECTIONS, NAMED_SECTIONS, SECTION_KINDS, RunConfig
+from dovetail.config.model import Config, OldKeys, translate
+from dovetail.config.schema import DEFAULT_SECTIONS, RunConfig
 from dovetail.config.trust import check_copies, check_stored, is_trusted, mark_new
 from dovetail.core.disk import read_file, write_atomic
-from dovetail.core.errors import (
-    ConfigError,
-    ConfigNote,
-    ConfigWarning,
-    PluginError,
-    RunFolderError,
-    StoreError,
-    did_you_mean,
-)
+from dovetail.core.errors import ConfigError, ConfigWarning, RunFolderError, StoreError
 
 __all__ = [
     "SAVED_NAME",
@@ -64,8 +54,6 @@ __all__ = [
 
 SAVED_NAME = "config.yaml"
 Settings = TypeVar("Settings", bound=Config)
-Source = str | Path | Mapping[str, Any]
-"""The name of a recipe, the path of a file, or a mapping with the sections of a file."""
 Overrides = Sequence[str] | Mapping[str, Any]
 """`["run.seed=3"]`, or `{"run.seed": 3}`."""
 _MAX_SAVED_BYTES = 256 << 10  # parsed YAML takes 500 times its size
@@ -92,8 +80,8 @@ def load(sources: Sequence[Source], overrides: Overrides = ()) -> RunConfig:
     found = OldKeys()
     tree = from_plain(DEFAULT_SECTIONS, "default")
     for source in sources:
-        for layer in _read(source):
-            tree = merge(tree, _translate_sections(layer, tree, found))
+        for layer in read_source(source):
+            tree = merge(tree, translate_sections(layer, tree, found))
     tree = _override(tree, overrides, found)
     found.warn()
     return _validate(tree)
@@ -115,7 +103,7 @@ def load_section(model: type[Settings], key: str, sources: Sequence[str | Path])
     found = OldKeys()
     tree = from_plain({key: {}}, "default")
     for source in sources:
-        for layer in _read(source):
+        for layer in read_source(source):
             given = {key: translate(model, layer.value[key], found, (key,))} if key in layer.value else {}
             tree = merge(tree, Node(given, layer.where))
     found.warn()
@@ -127,7 +115,7 @@ def robot_config(config: RunConfig, name: str, place: RobotPlace) -> RunConfig:
     differs = {"task": place.task, "robot": place.robot, "cameras": place.cameras, "operator": place.operator}
     tree = from_plain(_plain(config), "the run")
     over = from_plain({key: value for key, value in differs.items() if value}, f"cluster.robots.{name}")
-    return _validate(merge(tree, _translate_sections(over, tree, OldKeys())))
+    return _validate(merge(tree, translate_sections(over, tree, OldKeys())))
 
 
 def config_hash(config: RunConfig) -> str:
@@ -173,15 +161,15 @@ def load_saved(
 def saved_values(folder: Path) -> dict[str, Any]:
     """The config of a run folder as plain values, with the checks of `load_saved` but without loading its plugins."""
     tree, _ = _read_saved(Path(folder), trusted=False)
-    values: dict[str, Any] = _top_level(tree, SAVED_NAME).plain()
+    values: dict[str, Any] = top_level(tree, SAVED_NAME).plain()
     return values
 
 
 def _load_saved(folder: Path, overrides: Overrides, *, quiet: bool, trusted: bool) -> SavedConfig:
     tree, saved_hash = _read_saved(folder, trusted=trusted)
     found = OldKeys()
-    tree = _translate_sections(_top_level(tree, str(folder / SAVED_NAME)), tree, found)
-    tree = _with_former_values(tree)
+    tree = translate_sections(top_level(tree, str(folder / SAVED_NAME)), tree, found)
+    tree = with_former_values(tree)
     if not quiet and (found.renamed or found.removed):
         message = f"config of {folder} was written by an older version: {found}"
         warnings.warn(message, ConfigWarning, stacklevel=3)
@@ -228,90 +216,13 @@ def plain_overrides(overrides: Overrides) -> dict[str, Any]:
 def recipes() -> list[Recipe]:
     """The recipes of the package: name, first comment line, and task (or the robot, if it brings its own task)."""
     found = []
-    for name, file in sorted(_recipe_files().items()):
+    for name, file in sorted(recipe_files().items()):
         text = file.read_text(encoding="utf-8")
         comment = next((line for line in text.splitlines() if line.startswith("#")), "#")
-        data = _merge_all(_read(name)).plain()
+        data = merge_all(read_source(name)).plain()
         section = data.get("task") or data.get("robot") or {}
         found.append(Recipe(name, comment.lstrip("# ").rstrip(), section.get("type", "")))
     return found
-
-
-def _recipe_files() -> dict[str, Traversable]:
-    folder = files("dovetail.config").joinpath("recipes")
-    return {
-        file.name.removesuffix(".yaml").replace("_", "-"): file
-        for file in folder.iterdir()
-        if file.name.endswith(".yaml")
-    }
-
-
-def _read(source: Source, *, above: Sequence[str] = ()) -> list[Node]:
-    """A source as layers to merge in order: its bases first, then the source itself."""
-    if isinstance(source, Mapping):
-        return _with_base(_top_level(from_plain(dict(source), "config"), "config"), folder=Path(), above=above)
-    shipped = _recipe_files()
-    name = str(source).replace("_", "-")
-    if isinstance(source, str) and name in shipped:
-        file = shipped[name]
-        tree = _yaml.parse(file.read_text(encoding="utf-8"), name=file.name)
-        return _with_base(_top_level(tree, file.name), folder=Path(), above=(*above, name))
-    path = Path(source)
-    if not os.path.exists(path):  # path.exists() raises in a folder without permission to enter
-        stem = path.stem.replace("_", "-")
-        if isinstance(source, Path) or path.suffix in (".yaml", ".yml", ".json") or len(path.parts) > 1:
-            hint = f" Did you mean the recipe '{stem}'?" if stem in shipped else ""
-            raise ConfigError(f"config file not found: {source}.{hint}")
-        raise ConfigError(f"no recipe or file named '{source}'.{did_you_mean(name, shipped)}")
-    tree = _yaml.parse(_text(path, str(source)), name=str(source), is_json=path.suffix == ".json")
-    if is_embodichain(tree):
-        return _read_embodichain(tree, path)
-    return _with_base(_top_level(tree, str(source)), folder=path.parent, above=(*above, str(path)))
-
-
-def _read_embodichain(tree: Node, path: Path) -> list[Node]:
-    """EmbodiChain's training config as layers, with one line for each of its settings."""
-    imported = convert(tree, folder=path.parent)
-    for line in imported.mapped:
-        warnings.warn(f"{path.name}: {line}", ConfigNote, stacklevel=4)
-    for line in imported.unmapped:
-        warnings.warn(f"{path.name}: not used: {line}", ConfigWarning, stacklevel=4)
-    layers = [_sections(imported.tree)]
-    if imported.recipe is not None:
-        recipe = _merge_all(_read(imported.recipe))
-        world = {key: recipe.value[key] for key in ("task", "robot", "safety") if key in recipe.value}
-        layers.insert(0, Node(world, recipe.where))
-    return layers
-
-
-def _with_base(tree: Node, *, folder: Path, above: Sequence[str]) -> list[Node]:
-    if "base" not in tree.value:
-        return [tree]
-    rest = dict(tree.value)
-    base: Node = rest.pop("base")
-    if not isinstance(base.value, str):
-        raise ConfigError(f"{base.where}: base should be the name of a recipe, or of a file in the same folder")
-    is_recipe = base.value.replace("_", "-") in _recipe_files()
-    source = base.value.replace("_", "-") if is_recipe else str(folder / base.value)
-    if source in above:
-        raise ConfigError(f"{base.where}: base '{base.value}' has this file as its own base")
-    return [*_read(source, above=above), Node(rest, tree.where)]
-
-
-def _merge_all(layers: Sequence[Node]) -> Node:
-    tree = layers[0]
-    for layer in layers[1:]:
-        tree = merge(tree, layer)
-    return tree
-
-
-def _text(path: Path, name: str) -> str:
-    try:
-        return path.read_bytes().decode("utf-8-sig")
-    except UnicodeDecodeError as problem:
-        raise ConfigError(f"{name}: not a text file in UTF-8 (byte {problem.start})") from problem
-    except OSError as problem:
-        raise ConfigError(f"{name}: cannot be read: {problem.strerror}") from problem
 
 
 def _stored_text(path: Path) -> str:
@@ -321,36 +232,6 @@ def _stored_text(path: Path) -> str:
         raise ConfigError(str(problem)) from problem
     except UnicodeDecodeError as problem:
         raise ConfigError(f"{path}: not a text file in UTF-8 (byte {problem.start})") from problem
-
-
-def _top_level(tree: Node, name: str) -> Node:
-    if tree.value is None:  # empty, or nothing but comments
-        return Node({}, name)
-    if not isinstance(tree.value, dict):
-        kind = "a list" if isinstance(tree.value, list) else repr(tree.value)
-        raise ConfigError(f"{tree.where}: the top level should be a mapping (key: value), got {kind}")
-    return _sections(Node(tree.value, name))
-
-
-def _sections(tree: Node) -> Node:
-    return Node({key: _expand_section(key, value) for key, value in tree.value.items()}, tree.where)
-
-
-def _expand_section(key: str, node: Node) -> Node:
-    """`robot: sim` is short for `robot: {type: sim}`; long, so that it merges."""
-    if key not in SECTION_KINDS:
-        return node
-    if key in NAMED_SECTIONS and isinstance(node.value, dict):
-        named = {
-            name: Node({"type": one}, one.where) if isinstance(one.value, str) else one
-            for name, one in node.value.items()
-        }
-        return Node(named, node.where)
-    if isinstance(node.value, str):
-        return Node({"type": node}, node.where)
-    if key == "labels" and isinstance(node.value, list):
-        return Node([_expand_section(key, item) for item in node.value], node.where)
-    return node
 
 
 def _parse_overrides(overrides: Overrides) -> list[tuple[list[str], Node]]:
@@ -376,7 +257,7 @@ def _parse_override(text: str) -> tuple[list[str], Node]:
 def _override(tree: Node, overrides: Overrides, found: OldKeys) -> Node:
     given: dict[str, list[str]] = {}
     for old, value in _parse_overrides(overrides):
-        path = _translate_path(old, tree, found)
+        path = translate_path(old, tree, found)
         if path is None:
             continue
         other = given.setdefault(dotted(path), old)
@@ -385,74 +266,13 @@ def _override(tree: Node, overrides: Overrides, found: OldKeys) -> Node:
                 f"{value.where}: '{dotted(old)}' and '{dotted(other)}' are the same setting: give one"
             )
         if len(path) == 1:
-            value = _translate_sections(Node({path[0]: _expand_section(path[0], value)}, ""), tree, found).value[
+            value = translate_sections(Node({path[0]: expand_section(path[0], value)}, ""), tree, found).value[
                 path[0]
             ]
-        elif isinstance(value.value, dict) and (model := _model_or_none(path, tree)):
+        elif isinstance(value.value, dict) and (model := model_or_none(path, tree)):
             value = translate(model, value, found, tuple(path))
         tree = put(tree, path, value)
     return tree
-
-
-def _translate_path(path: Sequence[str], tree: Node, found: OldKeys) -> list[str] | None:
-    """The path of an override with old keys replaced; None if one of them was removed."""
-    new: list[str] = []
-    for depth, key in enumerate(path):
-        model = _model_or_none(new, tree)
-        renamed, removed = old_keys(model) if model else ({}, {})
-        if key in removed:
-            found.remove(tuple(path), removed[key])
-            return None
-        if key in renamed:
-            found.rename(tuple(path[: depth + 1]), (*new, renamed[key]))
-        new.append(renamed.get(key, key))
-    return new
-
-
-def _translate_sections(layer: Node, tree: Node, found: OldKeys) -> Node:
-    """Replace the old keys of a layer, before it is merged onto `tree`: that may have the types of its sections."""
-    layer = translate(RunConfig, layer, found)
-    merged = merge(tree, layer)
-    return Node(
-        {key: _translate_section(key, node, merged, found) for key, node in layer.value.items()}, layer.where
-    )
-
-
-def _translate_section(key: str, node: Node, merged: Node, found: OldKeys) -> Node:
-    if key not in SECTION_KINDS:
-        return node
-    if isinstance(node.value, list):
-        models = [_model_or_none((key, str(index)), merged) for index in range(len(node.value))]
-        items = [
-            translate(model, item, found, (key, index)) if model else item
-            for index, (item, model) in enumerate(zip(node.value, models, strict=True))
-        ]
-        return Node(items, node.where)
-    if key in NAMED_SECTIONS and isinstance(node.value, dict):
-        named = {}
-        for name, one in node.value.items():
-            model = _model_or_none((key, name), merged) if isinstance(one.value, dict) else None
-            named[name] = translate(model, one, found, (key, name)) if model else one
-        return Node(named, node.where)
-    model = _model_or_none((key,), merged)
-    return translate(model, node, found, (key,)) if model else node
-
-
-def _with_former_values(tree: Node) -> Node:
-    """The config of a run folder with the values that newer settings had before they existed."""
-    for key, node in tree.value.items():
-        model = _model_or_none((key,), tree) if key in SECTION_KINDS and isinstance(node.value, dict) else None
-        for name, value in (model.BEFORE if model else {}).items():
-            if name not in node.value:
-                tree = put(tree, [key, name], from_plain(value, f"before '{key}.{name}' existed"))
-    return tree
-
-
-def _model_or_none(path: Sequence[str], tree: Node) -> type[Config] | None:
-    try:
-        return model_at(tuple(path), tree, RunConfig)
-    except PluginError:  # validation explains it
-        return None
 
 
 def _validate(tree: Node) -> RunConfig:

@@ -57,7 +57,7 @@ class SafetyConfig(Config):
     jump_speed_margin: float = Field(default=0.5, ge=0)
     """A measured motion may exceed the speed limit by this fraction, in one tick more than has passed."""
     jump_allowance: float = Field(default=0.05, ge=0)
-    """A measured motion may exceed that by this, in m or rad."""
+    """A measured motion may exceed the limit and its margin by this distance, in m or rad."""
     jump_stop_after_s: float = Field(default=0.1, ge=0)
     """The robot holds while a measurement is not possible, and stops with a fault after this time."""
     delay_s: float | None = Field(default=None, ge=0)

@@ -124,9 +124,9 @@ class StopWhenSolved(Config):
     window: int = Field(default=20, ge=1, le=1000)
     """Number of recent online episodes to consider."""
     success_rate: float = Field(default=1.0, gt=0, le=1)
-    """Share of them that must succeed without intervention."""
+    """Share of these episodes that must succeed without intervention."""
     mean_return: float | None = None
-    """Mean return that they must reach where the environment has no success; null: never stop early."""
+    """Mean return of these episodes to reach, for an environment without success; null: never stop early."""
 
 
 class RunSettings(Config):
@@ -269,12 +269,12 @@ class LearnerConfig(Config):
     accumulate: int = Field(default=1, ge=1)
     """Number of parts in which a batch is processed, to save memory. For algorithms with one loss."""
     ranks: int = Field(default=1, ge=1, le=64)
-    """Processes for data parallel training, one per GPU. For algorithms that learn from replay."""
+    """Processes for data parallel training, one per GPU. For all algorithms except recap."""
     shard: bool = False
-    """With several ranks: divide policy and optimizer among them (FSDP). For algorithms with one loss."""
+    """With several ranks: divide policy and optimizer among them (FSDP). For imitation, hg_dagger and hi_ors."""
     optimizers: dict[str, OptimizerConfig] = Field(default_factory=dict)
     """Optimizers of components of the policy, by name: a smaller learning rate for `text` than for `expert`. Others have
-    the settings of the algorithm. With sac, sac_flow, dsrl and rlt: of networks, such as `actor` and `critic`."""
+    the settings of the algorithm. With sac, sac_flow, rlpd, residual, dsrl and rlt: of networks, such as `actor`."""
     prefetch: int | None = Field(default=None, ge=0, le=64)
     """Batches that a thread samples ahead; null: 2 if they are large, else 0. Does not change results."""
 
@@ -305,13 +305,13 @@ class LabelingConfig(Config):
     retry_s: float = Field(default=5.0, gt=0)
     """Seconds until a labeler that failed is asked again; doubles with each failure."""
     max_retry_s: float = Field(default=300.0, gt=0)
-    """Upper limit of that time."""
+    """Upper limit of the doubled `retry_s`."""
     label_wait_s: float = Field(default=600.0, ge=0)
     """Seconds that the end of a run waits for outstanding labels."""
     hide_success: bool = False
     """Ignore the task's own success in online episodes, as on a real robot: only labels count. Evaluations still use it."""
     terminate_on_success: TerminateOnSuccess | None = None
-    """End an online episode when a labeler sees success; null: never."""
+    """End an online episode when a labeler detects success; null: never."""
 
 
 class ImagesConfig(Config):

@@ -52,7 +52,7 @@ def make_app(
 
 
 def _invalid_request(_: Request, error: Exception) -> JSONResponse:
-    """One line, without the value that was sent: it may be NaN, which JSON cannot represent."""
+    """The error in one line, without the value that was sent: it may be NaN, which JSON cannot represent."""
     assert isinstance(error, RequestValidationError)
     first = error.errors()[0]
     where = shown(".".join(str(part) for part in first["loc"]))  # it may have a key that was sent

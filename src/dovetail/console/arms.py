@@ -48,7 +48,7 @@ class ConsoleArm:
 class LiveArms:
     """The first arm is in the run's folder; on Ray, the others are in its `robots/`. The arm `""` is the first one.
 
-    Only `refresh` reads files: call it in a thread of its own, and the rest in the event loop.
+    Only `refresh` reads files: call it in a separate thread, and the rest in the event loop.
     """
 
     def __init__(self, run: Path, *, first: LiveRobot | None = None) -> None:
@@ -81,7 +81,7 @@ class LiveArms:
         return [name for name, _ in self._active()]
 
     def rows(self, of_run: Sequence[str] = ()) -> list[dict[str, Any]]:
-        """What pages need to offer a choice. `of_run` are all arms of the run; some may be on other machines."""
+        """The arms that a person can choose on a page. `of_run`: all arms of the run, some on other machines."""
         rows = []
         for name, arm in self._active():
             state = arm.robot.state()
@@ -114,7 +114,7 @@ class LiveArms:
 
 
 def _folders(run: Path) -> list[Path]:
-    """Where arms may be, except the first."""
+    """Folders in which arms other than the first may be."""
     try:
         found = sorted(path.parent for path in (run / "robots").glob(f"*/{LIVE_JSON}"))
     except OSError:

@@ -61,7 +61,7 @@ class Cameras:
             return self._newest[camera]
 
     async def names(self) -> list[str]:
-        """Their names, read in the thread, because the run's config may have to be loaded."""
+        """Names of the cameras, read in the thread, because the run's config may have to be loaded."""
         return list(await asyncio.get_running_loop().run_in_executor(self._thread, self._robot.cameras))
 
     async def close(self) -> None:

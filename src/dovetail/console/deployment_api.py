@@ -63,7 +63,7 @@ class RunDeployment:
                 raise HTTPException(409, f"{DEPLOYMENT} is not valid: {type(error).__name__}") from error
 
     def change(self, change: Change, *, seen: str, by: str) -> bool:
-        """False: the run is active, and does it between two episodes."""
+        """Make the change, and return True. Return False if the run is active: it makes the change between two episodes."""
         with self._guard:
             return request_change(self._open(), change, seen=seen, by=by)
 

@@ -58,7 +58,7 @@ class ConsoleStop:
             return None
 
     def use(self, found: RunStop | None) -> None:
-        """From now on. The run may have started, restarted or ended."""
+        """Use this stop from now on. The run may have started, restarted or ended."""
         old = self._stop
         if old is not None and found is not None and _token(old) == _token(found):
             found.close()
@@ -101,7 +101,7 @@ class ConsoleStop:
         return False
 
     def stopped_arms(self) -> set[str]:
-        """Those that a STOP holds."""
+        """Names of the arms that a STOP holds."""
         return {arm["name"] for arm in self.state()["arms"] if arm["stopped"]}
 
     def confirmations(self, press: Press) -> dict[str, int | None]:

@@ -110,7 +110,7 @@ class EpisodeList:
             return self._listed[1], problems
 
     def _summary(self, episode_id: str) -> EpisodeInfo:
-        """Episodes share equal robots: the garbage collector stops all threads, and looks at each object that is kept."""
+        """Episodes share equal robots: the garbage collector stops all threads while it examines each object in memory."""
         info = self._episodes.summary(episode_id)
         robot = self._robots.setdefault(json.dumps(info.robot.to_json()), info.robot)
         return dataclasses.replace(info, robot=robot)

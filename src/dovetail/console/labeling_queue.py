@@ -73,7 +73,7 @@ class EpisodeClaims:
 
 
 class LabelingQueue:
-    """One for all pages. A page is identified by a random secret, so that no page acts for another by accident."""
+    """The queue of all pages. A page is identified by a random secret, so that no page acts for another by accident."""
 
     def __init__(self, labels: EpisodeLabels, *, claims: EpisodeClaims | None = None) -> None:
         self._labels = labels
@@ -81,7 +81,7 @@ class LabelingQueue:
         self._labeled_by: dict[tuple[str, str], str] = {}  # (page, episode) -> person
 
     def items(self, page: str) -> list[tuple[Waiting, str]]:
-        """All that wait, each with `mine`, `other` or nothing: which page has claimed it."""
+        """All episodes that wait, each with `mine`, `other` or nothing: which page has claimed it."""
         pages = self._claims.pages()
 
         def owner(item: Waiting) -> str:

@@ -178,7 +178,7 @@ def _arm(run: OpenRun, name: str) -> ConsoleArm:
 async def _refresh(run: OpenRun) -> None:
     """Never fails: whatever the folder contains, the console starts, and what is attached stays attached."""
     for step in (_refresh_stop, _refresh_arms):
-        with contextlib.suppress(Exception):  # the disk hangs, or a file is damaged; STOP goes on
+        with contextlib.suppress(Exception):  # the disk hangs, or a file is damaged; STOP continues to work
             await step(run)
 
 

@@ -38,7 +38,7 @@ class RecordedEpisodes:
         self._listed: tuple[object, list[str]] | None = None  # state of the folder, and its episodes
 
     def ids(self) -> list[str]:
-        """In the order of their commits. The same list until the folder changes: listing 100,000 folders takes a second."""
+        """Ids by commit. The list is kept until the folder changes, because listing 100,000 folders takes a second."""
         state, listed = self._folder_state(), self._listed
         if listed is None or state is None or listed[0] != state:
             listed = self._listed = (state, self._log.ids())

@@ -21,7 +21,7 @@ _CARTESIAN = ("ee_delta", "ee_velocity", "ee_target")
 class LiveRobot:
     """Call it from one thread, except `cameras`, `frame` and `close`, which one other thread calls, and `refresh`.
 
-    Only `refresh` reads files, so only it may block: call it in a thread of its own. `folder` has the arm's live.json; `run`
+    Only `refresh` reads files, so only it may block: call it in a separate thread. `folder` has the arm's live.json; `run`
     is the run's folder.
     """
 
@@ -56,7 +56,7 @@ class LiveRobot:
         return "" if self._view is None else self._view.arm
 
     def state(self) -> LiveState | None:
-        """None while the run is not active."""
+        """State of the arm. None while the run is not active."""
         view = self._view
         return None if view is None or not view.alive else view.state()
 
@@ -102,9 +102,9 @@ class LiveRobot:
     # ---- driving: the arm's control loop decides what it follows
 
     def drive(self, *, session: int, sequence: int, held: bool, axes: Sequence[float], time_ns: int) -> None:
-        """Each axis is -1 to 1 of the highest allowed speed. Not `held`: released. Raises UsageError for invalid input.
+        """Drive the arm. Each axis is -1 to 1 of the highest allowed speed. Not `held`: the switch was released.
 
-        `time_ns` is when the page sent it, in this host's monotonic time.
+        `time_ns` is when the page sent it, in this host's monotonic time. Raises UsageError for invalid input.
         """
         view = self._active()
         num_axes = num_drive_axes(view.robot)

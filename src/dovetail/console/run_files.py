@@ -99,7 +99,7 @@ class PublishedWeights:
         self._store = DiskWeightStore(folder)
 
     def versions(self) -> Sequence[Version]:
-        """Those that can be loaded, oldest first."""
+        """Versions of the weights that can be loaded, oldest first."""
         found = []
         for number in self._store.versions():
             path = self._folder / f"v{number:08d}.json"

@@ -125,13 +125,13 @@ class _Connection(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def _expire(self) -> None:
-        """Also for a websocket, whose connection has another protocol object by now."""
+        """Close the connection. Also called for a websocket, whose connection has another protocol object by now."""
         if not self.transport.is_closing() and self.guard.unproven.remove(self.client):
             self.transport.abort()
 
 
 def _allow_open_files() -> None:
-    """As many open files as the system allows: at the usual limit of 1024 no connection could be accepted."""
+    """Allow as many open files as the system permits: at the usual limit of 1024 no connection could be accepted."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     soft = _MAX_OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, _MAX_OPEN_FILES)
     with contextlib.suppress(OSError, ValueError):

@@ -76,7 +76,7 @@ def source_name(connection: HTTPConnection) -> str:
 
 
 def _text(message: Message) -> str:
-    """Of a websocket message. Anything that arrives is a STOP."""
+    """The text of a websocket message. Any message is a STOP."""
     if message["type"] == "websocket.disconnect":
         raise WebSocketDisconnect
     return str(message.get("text") or "")[:_MAX_ID]

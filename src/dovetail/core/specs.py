@@ -426,7 +426,7 @@ def _base_from_json(data: Mapping[str, Any]) -> BaseSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskSpec:
-    """What a task needs of a robot: observation keys and embodiment; and whether it knows success."""
+    """What a task needs of a robot: observation keys and embodiment; and whether it detects success."""
 
     name: str
     observation_keys: tuple[str, ...] = ()

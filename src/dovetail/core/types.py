@@ -48,7 +48,7 @@ class Outcome(enum.StrEnum):
     ABORTED = "aborted"
 
     def success(self, *, has_success: bool) -> bool | None:
-        """Whether it is a success; None if the task does not tell success and no operator reported one."""
+        """Whether it is a success; None if the task does not detect success and no operator reported one."""
         return True if self is Outcome.SUCCESS else False if has_success else None
 
 
@@ -296,7 +296,7 @@ class Episode:
     boot_id: str = ""
     deterministic: bool | None = None  # without exploration noise; None: unknown
     reset_s: float | None = None  # time of the reset before the first step, by the robot's clock; None: unknown
-    has_success: bool = True  # False: the task does not tell success
+    has_success: bool = True  # False: the task does not detect success
 
     @staticmethod
     def of(

@@ -80,7 +80,7 @@ class EpisodeInfo:
     images: Mapping[str, CameraInfo]  # by camera
     num_bytes: int
     reset_s: float | None = None  # time of the reset before the first step, by the robot's clock; None: unknown
-    has_success: bool = True  # False: the task does not tell success
+    has_success: bool = True  # False: the task does not detect success
     prompt_changes: tuple[PromptChange, ...] = ()  # `prompt` is that of the first step
     deterministic: bool | None = None  # without exploration noise; None: unknown
 

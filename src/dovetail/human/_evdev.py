@@ -146,7 +146,7 @@ class InputDevice:
             self._descriptor = None
 
     def _begin(self) -> bool:
-        """False if it is another device. The state before opening does not count, except for stop keys."""
+        """Begin to read. False if it is another device. The state before opening does not count, except for stop keys."""
         self._get(SET_CLOCK, bytearray(struct.pack("@i", time.CLOCK_MONOTONIC)))
         if not self._wanted <= _bits(self._get(GET_KEYS, bytearray(KEY_BYTES))):
             return False

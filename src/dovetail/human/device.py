@@ -76,13 +76,14 @@ class DeviceOperator:
         self._emergency = False  # pressed before the episode began
 
     def keep_pace(self, pace_s: float) -> None:
-        """For simulated time: see Handover."""
+        """Set the pace of simulated time: see Handover."""
         self._handover.keep_pace(pace_s)
 
     def watch(self, on_emergency: Callable[[str], None]) -> None:
         """Read the device from now on. Its emergency stop calls `on_emergency` with the operator's name, at once and from
         another thread, and is no event of `poll`. It works between episodes and while the control loop hangs. The callback
-        must stop the arm until a person acknowledges it. A missing device is opened once it is there; `reset` refuses it."""
+        must stop the arm until a person acknowledges it. `reset` refuses a missing device, which is opened when
+        it is plugged in."""
         self._reader.on_emergency = lambda: on_emergency(self.name)
         self._reader.watch()
 
@@ -204,7 +205,7 @@ class OperatorWithStop:
 
 
 class VerdictsOnly:
-    """An operator that starts and judges episodes but never drives: for evaluations of tasks that do not know success."""
+    """An operator that starts and judges episodes but never drives: for evaluations of tasks that do not detect success."""
 
     _PASSED = (Event.START, Event.SUCCESS, Event.FAILURE, Event.STOP, Event.ACKNOWLEDGE, Event.EMERGENCY)
 

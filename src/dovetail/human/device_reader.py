@@ -1,8 +1,8 @@
-"""Reads an input device in a thread of its own.
+"""Reads an input device in a separate thread.
 
 A device that hangs does not block the control loop: its last reading expires and the arm holds. A control loop that hangs
 does not block the device: its emergency stop is reported at once. A device that is gone is opened again when it returns. The
-thread goes on after any error, because it hears STOP.
+thread continues after any error, because it receives STOP.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class DeviceReader:
             self._start()
 
     def watch(self) -> None:
-        """Open the device, or wait in the thread until it is there."""
+        """Open the device, or wait in the thread until it is plugged in."""
         if self._thread is None:
             try:
                 self._device.open()
@@ -128,7 +128,7 @@ class DeviceReader:
                     self._reopen()
                 else:
                     self._read()
-            except Exception as error:  # a thread that ends would hear no later STOP
+            except Exception as error:  # a thread that ends would receive no later STOP
                 self._report(error)
 
     def _read(self) -> None:

@@ -2,7 +2,7 @@
 
     operator: {type: leader, leader: {type: my_lab.arms:Gello, port: /dev/ttyUSB0}, key: KEY_B}
 
-The leader is a plugin of its own or any robot, which is only observed unless `feedback` is on. Its axes drive the axes of
+The leader is a plugin for leaders or any robot, which is only observed unless `feedback` is on. Its axes drive the axes of
 the action with the same names; `joints` maps others, with a scale and an offset. A robot with Cartesian actions follows the
 leader's end effector, which the leader measures or `kinematics` computes. A key or pedal is the dead-man switch, or a
 squeeze of the leader's gripper starts the takeover.
@@ -52,7 +52,7 @@ class LeaderConfig(Config):
     part: str | None = None
     """Arm to drive, with its gripper. Null: all parts that have an axis of the leader."""
     joints: dict[str, JointMap] = Field(default_factory=dict)
-    """Which axis of the leader moves an axis of the action, by the action's axis. Others: the one with the same name."""
+    """The leader's axis for an axis of the action, by the action's axis. An axis that is not listed has the same name."""
     kinematics: KinematicsConfig | None = None
     """Geometry of a leader with joints, to lead an end effector; its `part` is the arm that follows. Null: none."""
     scale: float = Field(default=1.0, gt=0.0, le=10.0)

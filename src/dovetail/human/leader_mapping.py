@@ -215,7 +215,7 @@ class LeaderMapping:
                 )
 
     def _pose_of(self, part: ActionPart, allowed: Sequence[ActionPart]) -> int | None:
-        """Where the pose of the leader starts that leads this part: that of the same name, or the only one. None: none."""
+        """First index of the leader's pose that leads this part: of the same name, or the only one. None: there is none."""
         if part.kind not in CARTESIAN or not self._poses:
             return None
         source = self._poses.get(part.name)

@@ -74,7 +74,7 @@ class PoseLead:
         return np.concatenate((here + move, to_vector(turn @ turned, near=to_vector(turned))))
 
     def _delta(self, move: Array, turn: Array) -> Array:
-        """What is left of the motion, as far as one tick allows; for a velocity part, per second."""
+        """The rest of the motion, limited to one tick; for a velocity part, per second."""
         moved, turned = self._done
         frame = np.eye(3) if self._frame.from_base is None else self._frame.from_base
         step = _shortened(frame @ (move - moved), self._step[:3])

@@ -1,4 +1,4 @@
-"""Reads a leader arm in a thread of its own, and lets it follow the robot.
+"""Reads a leader arm in a separate thread, and lets it follow the robot.
 
 A leader that hangs does not block the control loop: its last reading expires and the robot holds. A leader that is lost is
 tried again. Following ends by itself if the control loop does not renew it, for example after an emergency stop.

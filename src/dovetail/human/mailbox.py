@@ -68,7 +68,7 @@ class DriveCommand:
     is_valid: bool = True  # false for NaN, for example
 
     def is_fresh(self, now_ns: int) -> bool:
-        """False also for a time in the future: it is from another clock."""
+        """Whether the input is fresh. False also for a time in the future, which is from another clock."""
         return self.is_valid and 0 <= now_ns - self.time_ns <= self.expires_ns
 
 

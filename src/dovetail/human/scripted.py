@@ -31,7 +31,7 @@ class ScriptedConfig(Config):
     }
 
     watched_share: float = Field(default=0.5, ge=0.0, le=1.0)
-    """Fraction of the episodes in which the operator may take over, at first."""
+    """Initial fraction of the episodes in which the operator may take over."""
     fade_out_minutes: float = Field(default=10.0, gt=0.0)
     """Robot time in minutes over which `watched_share` falls to zero."""
     stuck_after_steps: int = Field(default=10, ge=1)
@@ -90,7 +90,7 @@ class ScriptedOperator:
         return HumanInput(action=self._expert.act(observation), axes=self._axes)
 
     def _takeover_axes(self, observation: Observation) -> Array | None:
-        """The same axes during the whole takeover."""
+        """Axes of a takeover. They stay the same until its end."""
         return self._expert.takeover_axes(observation) if isinstance(self._expert, TakesOverPart) else None
 
     def _stuck(self) -> bool:

@@ -29,7 +29,7 @@ class OutcomeConfig(Config):
     dense: bool = False
     """Use the sum of the task's reward components instead of the two rewards above."""
     success_is_terminal: bool = True
-    """No reward follows a success. False: the value of the last observation is bootstrapped, for a task that goes on after
+    """No reward follows a success. False: the value of the last observation is bootstrapped, for a task that continues after
     success until its time limit."""
     stages: tuple[Stage, ...] = ()
     """Intermediate goals by the task's metrics, with additional rewards."""

@@ -78,7 +78,7 @@ class Offers:
 
     expert: bool = False  # the task has a scripted expert
     person: bool = False  # a person demonstrates and takes over
-    success: bool = True  # the task tells success from failure
+    success: bool = True  # the task distinguishes success from failure
     inputs: tuple[str, ...] = ()  # observations that the policy reads
     observations: tuple[str, ...] = ()  # low-dimensional observations of the robot
     cameras: tuple[str, ...] = ()  # images of the robot

@@ -29,7 +29,7 @@ class Hint:
 
 
 def hint_for(board: Board, robot: RobotSpec, *, usual_steps: float | None) -> Hint | None:
-    """None if no help is needed. `usual_steps` is the usual length of a successful episode, if known."""
+    """Return a hint, or None if no help is needed. `usual_steps`: usual length of a successful episode, if known."""
     end, first = board.num_stepped, board.first
     num_rows = min(round(_WINDOW_S * robot.control_hz), board.layout.num_rows // 2)
     if end - first < num_rows:

@@ -198,7 +198,7 @@ class LiveLink:
         return request
 
     def announce_end(self, episode: Episode) -> None:
-        """Print how an episode ended that a person started: nothing else in the terminal says that it is over."""
+        """Print the result of an episode that a person started: no other line in the terminal shows its end."""
         demonstrated = self._acknowledge_key is not None and episode.purpose is Purpose.DEMO
         if self._was_asked or demonstrated:  # a quick answer to a request is not seen
             seconds = len(episode) / episode.robot.control_hz

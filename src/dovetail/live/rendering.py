@@ -39,7 +39,7 @@ class LiveRenderer:
 
     @property
     def cameras(self) -> tuple[str, ...]:
-        """Those of the scene. The camera of the run's videos comes first."""
+        """Cameras of the scene. The camera of the run's videos comes first."""
         if self._cameras is None:
             self._cameras = ()  # if the world cannot be built, it is not tried again
             config = self._config()

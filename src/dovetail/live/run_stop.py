@@ -78,7 +78,7 @@ class Record(NamedTuple):  # not a dataclass: its import takes as long as the re
 
     @classmethod
     def unpack(cls, data: bytes, at: int) -> Record | None:
-        """None for a kind of a newer version."""
+        """Read a record. None for a kind of a newer version."""
         time_ns, position, kind, arm, source = _LAYOUT.unpack(data)
         if kind not in set(Kind):
             return None
@@ -177,9 +177,10 @@ class RunStop:
 
     @classmethod
     def attach(cls, folder: Path, *, arm: str | None = None) -> RunStop:
-        """That of a run of another process. Raises NotRunning if no run is active in the folder.
+        """Attach to the emergency stop of a run of another process. Raises NotRunning if no run is active in the folder.
 
-        If the process that led the run has ended, an arm may still move: then the memory of any process that has it.
+        If the process that led the run has ended, an arm may still move. Then this attaches to the memory of any process
+        that has it.
         """
         nothing = f"no run is active in {folder}"
         try:
@@ -204,7 +205,7 @@ class RunStop:
 
     @classmethod
     def from_descriptor(cls, descriptor: int, *, arm: str | None = None) -> RunStop:
-        """That of a descriptor that this process has or has inherited. The caller keeps its descriptor."""
+        """The emergency stop of a descriptor that this process has or has inherited. The caller keeps its descriptor."""
         return cls(os.dup(descriptor), arm=arm)
 
     @property

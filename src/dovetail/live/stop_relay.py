@@ -1,8 +1,8 @@
 """Carries the emergency stop of a run to an arm that cannot share its memory, and the arm's own presses back.
 
-The driver calls `RelayedStop.exchange` of each arm every few milliseconds, through any transport. Both sides have a RunStop
-of their own. Places in one list mean nothing in the other, so each side's places are translated. A translation that is in
-doubt leaves a press in force: a press that an acknowledgement has not seen is never released.
+The driver calls `RelayedStop.exchange` of each arm every few milliseconds, through any transport. Each side has a RunStop.
+A place in one list has no meaning in the other, so places are translated. If a translation is in doubt, the press stays in
+force: an acknowledgement never releases a press that it has not seen.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _PLACED = (Kind.PRESS, Kind.END)  # kinds to whose places the other records refe
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exchange:
-    """From the driver to the arm: records to add, and from where on the driver wants the arm's own."""
+    """From the driver to the arm: records to add, and the place from which the driver needs the arm's records."""
 
     token: str  # of the list that the driver knows; empty before the first reply
     records: Sequence[Record] = ()
@@ -70,7 +70,7 @@ class RelayedStop:
 
 @dataclass(slots=True)
 class _Known:
-    """What the driver knows of one list of the arm. A restarted arm has a new list."""
+    """State of the exchange with one list of the arm. A restarted arm has a new list."""
 
     token: str = ""
     sent: int = 0  # place in the run's list up to which the arm has the records

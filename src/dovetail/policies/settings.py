@@ -54,7 +54,7 @@ class EncoderConfig(Config):
     file: str | None = None
     """frozen: safetensors file with the weights, made by `dovetail encoder convert`."""
     depth_range_m: tuple[float, float] = (0.0, 2.0)
-    """Depth images: distances in meters that the encoder tells apart. Nearer and farther ones count as the limits."""
+    """Depth images: distances in meters that the encoder distinguishes. Nearer and farther ones count as the limits."""
     stride: Literal[8, 16, 32] = 16
     """frozen: pixels per cell of the feature map. A smaller stride suits fine work and needs more memory."""
 
@@ -200,7 +200,7 @@ class ResidualConfig(NetworkPolicyConfig):
     max_correction: float = Field(default=0.1, gt=0.0, le=1.0)
     """Largest correction of each axis, as a share of the axis' range. The algorithm raises the limit from 0 to this."""
     max_correction_of: dict[str, Annotated[float, Field(ge=0.0, le=1.0)]] = Field(default_factory=dict)
-    """The same for single axes, by name; 0: this axis is never corrected."""
+    """Largest correction of single axes, by name; 0: this axis is never corrected."""
     inputs: tuple[str, ...] = ()
     """Observation keys that the correction sees, including images; empty: all low-dimensional ones of the robot."""
     hidden: tuple[int, ...] = Field(default=(128, 128), min_length=1)

@@ -107,7 +107,7 @@ def _panels(figure: Figure, heights: Sequence[float]) -> list[Axes]:
 
 
 def _has_success(episodes: Sequence[CurveEpisode], made: Sequence[Performance]) -> bool:
-    """Whether any figure knows success. A run without figures is drawn with the axis for success."""
+    """Whether any figure has a success rate. A run without figures is drawn with the axis for success."""
     judged = [one.success is not None for one in made] + [e.score.success is not None for e in episodes]
     return any(judged) or not judged
 

@@ -78,5 +78,5 @@ class ArmLock:
 
 
 def _lock_file(arm_id: str) -> Path:
-    """In a folder of this user. Another user's locks cannot be taken, and cannot block ours."""
+    """Path of the lock, in a folder of this user. Another user's locks cannot be taken, and cannot block ours."""
     return user_folder() / "arms" / f"{hashlib.sha256(arm_id.encode()).hexdigest()[:16]}.lock"

@@ -83,7 +83,7 @@ class AttendedActor(ActorWrapper):
         return self._link.waits or self._link.was_stopped(since)
 
     def _wait_for_acknowledgement(self, fault: str, since: int) -> bool:
-        """False if the run is to end instead."""
+        """Wait until a person acknowledges the fault. Return False if the run is to end instead."""
         if self._link.wait_for_acknowledgement(fault, since=since, should_stop=self._should_stop):
             self._inner.acknowledge()
             self.was_acknowledged = True

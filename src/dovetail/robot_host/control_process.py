@@ -41,7 +41,7 @@ from dovetail.runs.assembly.workcell import Workcell, build_workcell
 
 __all__ = ["run"]
 
-_IDLE_S = 0.01  # between two looks at the emergency stop while no episode runs
+_IDLE_S = 0.01  # between two checks of the emergency stop while no episode runs
 
 
 class ProcessHealthCheck(HealthCheck):
@@ -92,7 +92,7 @@ def run(context: ProcessContext) -> None:
     signal.signal(signal.SIGTERM, lambda number, frame: signals.append(number))
     operator, policy = _section("operator", settings["operator"]), PolicySpec.from_json(settings["policy"])
     stop, devices = StopSources.inherited_stop(context.descriptors, arm=settings["arm"]), None
-    if stop is not None:  # first: a press is heard while the rest is built
+    if stop is not None:  # first: a press counts while the rest is built
         devices = StopDevices(operator)
         devices.report_to(stop)
     workcell = build_workcell(

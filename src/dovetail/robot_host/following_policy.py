@@ -18,7 +18,7 @@ from dovetail.core.types import ActContext, ActionChunk, Array, WeightSnapshot
 __all__ = ["FollowingPolicy"]
 
 POLL_S = 0.5
-_MAX_WEIGHT_BYTES = 1 << 30  # of a policy that does not tell its size
+_MAX_WEIGHT_BYTES = 1 << 30  # of a policy that does not report its size
 
 
 @runtime_checkable
@@ -120,7 +120,7 @@ class FollowingPolicy:
         return 2 * sum(array.nbytes for array in arrays) + (1 << 20)
 
     def weights(self) -> Mapping[str, Mapping[str, Array]] | None:
-        """The weights of the policy that acts, if it tells them."""
+        """The weights of the policy that acts, if it has this ability."""
         return self._acting.weights() if isinstance(self._acting, HasWeights) else None
 
     def stored(self, version: int) -> WeightSnapshot | None:

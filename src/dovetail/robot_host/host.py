@@ -105,7 +105,7 @@ class RobotHost:
 
     @property
     def processes(self) -> Mapping[str, int]:
-        """Their process ids, by role."""
+        """Process ids of the arm's processes, by role."""
         return {name: process.pid for name, process in self._processes.items()}
 
     @property
@@ -281,7 +281,7 @@ class RobotHost:
             self.fault, self._needs_person = f"{self.fault}; {problem}", True
 
     def _stop_was_ignored(self, reason: str) -> None:
-        """In the heartbeat's thread: the control process hangs, and so does the guard."""
+        """Called in the heartbeat's thread if the control process and the guard both hang."""
         control, guard, board = self._processes.get("control"), self._processes.get("guard"), self._board
         if control is None or guard is None or board is None or not control.is_ready:
             return

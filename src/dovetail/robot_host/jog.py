@@ -70,7 +70,7 @@ def plan_jog(
     needs_start = not found.is_delta and not found.is_velocity
     if needs_start and start is None:
         why = (
-            "it is a rotation, and the measured pose does not tell its angle"
+            "it is a rotation, and the measured pose does not give its angle"
             if found.frame and number >= 3
             else "nothing measures it. Let the robot observe it and name the observation in `measured` of the part"
         )

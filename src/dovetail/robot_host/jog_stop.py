@@ -1,8 +1,8 @@
 """STOP for a robot that one process moves without a guard. For `dovetail robot move`.
 
-A thread hears `dovetail stop` and signals. It first lets the loop stop the robot. If the loop does not, because a call of
-the driver hangs, the thread stops the robot itself: over the driver's independent connection, or else with `stop()` of the
-driver that hangs. It is weaker than the guard process of a run, which can end the process that hangs.
+A thread waits for `dovetail stop` and for signals. It first lets the loop stop the robot. If the loop does not, because a
+call of the driver hangs, the thread stops the robot itself: over the driver's independent connection, or else with `stop()`
+of the driver that hangs. It is weaker than the guard process of a run, which can end the process that hangs.
 """
 
 from __future__ import annotations

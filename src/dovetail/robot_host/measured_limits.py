@@ -140,7 +140,7 @@ def _measured_values(spec: RobotSpec, config: SafetyConfig) -> list[_Values]:
 
 
 def _values_of(part: ActionPart, max_speed: _Vector, spec: RobotSpec, config: SafetyConfig) -> _Values | None:
-    """None for a part whose measurement has another meaning than its limits, such as a gripper that holds an object."""
+    """Measured values of a part. None if they have another meaning than its limits: a gripper may hold an object."""
     num_measured = len(np.zeros(spec.observation[part.measured_key].shape).reshape(-1)[part.measured_slice])
     no_limit = np.full(part.num_axes, np.inf)
     names = part.names or tuple(f"axis {axis}" for axis in range(part.num_axes))

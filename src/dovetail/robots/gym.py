@@ -58,7 +58,7 @@ class GymRobotConfig(Config):
     max_steps: int | None = Field(default=None, ge=1)
     """Steps until a timeout, instead of the environment's own limit."""
     success_key: str | None = None
-    """Key of `info` that tells success. Null: `is_success` or `success`; without them, only the return counts."""
+    """Key of `info` that reports success. Null: `is_success` or `success`; without them, only the return counts."""
     success_ends: bool = True
     """End an episode at success, even if the environment continues (as FetchReach does). False: the end decides."""
     terminated_is_success: bool = False
@@ -285,7 +285,7 @@ class GymTask:
 
 
 def true_or_false_keys(info: Mapping[str, Any]) -> list[str]:
-    """Keys of `info` that may tell success: their values are true or false, or 0 or 1."""
+    """Keys of `info` that may report success: their values are true or false, or 0 or 1."""
     found = []
     for key, value in info.items():
         if key in _NOT_SUCCESS or not isinstance(value, bool | int | float | np.bool_ | np.number | np.ndarray):
@@ -299,14 +299,14 @@ _reported: set[str] = set()  # environments
 
 
 def _report_flags(env_id: str, info: Mapping[str, Any]) -> None:
-    """Warn once about an environment that may tell success under another name."""
+    """Warn once about an environment that may report success under another name."""
     keys = true_or_false_keys(info)
     if not keys or env_id in _reported:
         return
     _reported.add(env_id)
     warnings.warn(
         f"gym env '{env_id}' has no known success: `info` has neither {' nor '.join(SUCCESS_KEYS)}, so only the return "
-        f"counts. It has {', '.join(keys)}. If one of them tells success, set robot.success_key={keys[0]} "
+        f"counts. It has {', '.join(keys)}. If one of them reports success, set robot.success_key={keys[0]} "
         "now: a resumed run keeps it",
         ConfigWarning,
         stacklevel=2,

@@ -45,4 +45,4 @@ class SimRobotConfig(Config):
     max_lead_m: float = Field(default=0.02, gt=0.0)
     """Largest distance of the servo reference from the measured pose, per axis in meters. Bounds the contact force."""
     max_lead_rad: float = Field(default=0.15, gt=0.0)
-    """The same for rotations, in rad."""
+    """Largest rotation of the servo reference from the measured pose, per axis in rad."""

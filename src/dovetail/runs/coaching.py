@@ -204,7 +204,7 @@ class Coaching:
         varied = result.metrics["reward_std"] > 0.0
         ended = (result.episodes.get(name, ()) for name in ("success", "at_limit"))
         for success, at_limit, total in zip(*ended, result.returns, strict=True):
-            solved = bool(success) and not math.isnan(success)  # NaN: the task does not tell success
+            solved = bool(success) and not math.isnan(success)  # NaN: the task does not detect success
             self._keep(
                 EpisodeFacts(
                     success=solved,
@@ -280,7 +280,7 @@ class Coaching:
             self._early_totals.append(facts.total)
 
     def _may_lack_information(self) -> bool:
-        """Whether it is worth the time to compare what observations tell: not in a run that goes well."""
+        """Whether to spend the time to compare the information in observations: not in a run that goes well."""
         latest = [facts.success for _, facts in self._episodes][-2 * FEW :]
         return len(latest) >= FEW and sum(latest) < 0.75 * len(latest)
 

@@ -76,7 +76,7 @@ class DemoCollection:
 def explained_variance(observations: Sequence[Array], actions: Sequence[Array]) -> float:
     """Share of the variance of the actions [T, A] of some episodes that follows from the observations [T, D] of others.
 
-    Kernel ridge regression, cross-validated by episode. At most 1; not above 0 if observations tell nothing.
+    Kernel ridge regression, cross-validated by episode. At most 1; 0 or less if the observations carry no information.
     """
     total = sum(map(len, actions))
     stride = max(1, -(-total // _MAX_STEPS))

@@ -26,7 +26,7 @@ def drain_spool(
 ) -> None:
     """Give every finished episode to `store`, oldest first, and delete it from the spool once that returns True.
 
-    It ends at episode `until`, which is still in use, or where `store` returns False, so that the order stays.
+    It ends at episode `until`, which is still in use, or when `store` returns False: no episode overtakes another.
     `in_memory` returns an episode that need not be read from disk.
     """
     for episode_id in spool.pending():

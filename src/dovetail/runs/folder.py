@@ -67,7 +67,7 @@ class RunFolder:
 
     @staticmethod
     def open(path: Path, *, expect: RunConfig | None = None, trusted: bool = False) -> RunFolder:
-        """A run that is there; with `expect`, only if it was made by that very config. `trusted`: see `load_saved`."""
+        """An existing run. Raises if it was not made by the config `expect`. `trusted`: see `load_saved`."""
         if not (path / "config.yaml").is_file():
             raise RunFolderError(f"{path} is not a run folder: it has no config.yaml")
         check_run_folder(path)
@@ -100,8 +100,8 @@ class RunFolder:
                 )
 
     def run_id(self) -> str | None:
-        """Tells a run with a policy server from all others, also from a copy of its folder, which has another inode. Made
-        once, by the process that has the lock; None without a server."""
+        """Identifies a run to its policy server. A copy of the folder gets another id, because it has another inode. Made
+        once, by the process that has the lock. None without a server."""
         if self.config.policy_server is None:
             return None
         data = self.read_json(_RUN_ID)
@@ -112,7 +112,7 @@ class RunFolder:
 
     def change(self, changes: Mapping[str, Any]) -> None:
         """Change settings of a locked run that continues. Raises UsageError for those that must not change, before any is
-        written. A final evaluation that no longer is one gets another name."""
+        written. If the run now continues after its final evaluation, that evaluation gets another name."""
         check_changes(changes)
         config, _ = load_saved(self.path, changes, quiet=True)
         write_changes(self.path, changes)

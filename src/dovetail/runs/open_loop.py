@@ -78,7 +78,7 @@ def predict(
     chunks: list[Array] = []
     for tick in range(len(executed)):
         values = {key: column[tick] for key, column in columns.items()}
-        row = board.observe(Observation(time_ns=tick, values=values))  # a time of its own: each frame is new
+        row = board.observe(Observation(time_ns=tick, values=values))  # a new time: each frame is new
         if tick in prompts:
             board.change_prompt(row, prompts[tick])
         if tick % ticks or tick // ticks != every * len(chunks) or len(chunks) == len(starts):

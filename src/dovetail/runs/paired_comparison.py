@@ -69,7 +69,7 @@ class PairedComparison:
 
     @property
     def test(self) -> SequentialTest | None:
-        """None before the first pair."""
+        """The test after the pairs so far; None before the first pair."""
         if not self.pairs:
             return None
         return pair_test(self.scores, margin_percent=self.margin, max_pairs=self.max_pairs)

@@ -32,7 +32,7 @@ class RecentEpisodes:
     recent_s: deque[float] = field(default_factory=_latest)  # robot time
     recent_reset_s: deque[float] = field(default_factory=_latest)
     recent_interventions: deque[float] = field(default_factory=_latest)
-    has_success: bool | None = None  # None: no episode yet. False: none of them tells success
+    has_success: bool | None = None  # None: no episode yet. False: no task of theirs detects success
 
     def remember(self, info: EpisodeInfo, labels: Labels | None) -> None:
         """Add an online episode. Without labels, its success and return are unknown."""
@@ -111,7 +111,7 @@ def _score(row: tuple[float, ...]) -> EpisodeScore:
 
 
 def _success(info: EpisodeInfo, labels: Labels | None) -> bool | None:
-    """By the labels. Where the task does not tell success, only a label that does says something."""
+    """By the labels. None if neither the task detects success nor the label reports one."""
     if labels is None or labels.discard or not (info.has_success or labels.success):
         return None
     return labels.success

@@ -1,7 +1,7 @@
 """The rounds of a run with `run.distill_every`: learn a residual, distill it into its base, and begin again.
 
     learn `distill_every` steps -> a distillation is due -> the base is fine-tuned and compared
-        not worse: a new run goes on with the new base, and this one has a successor
+        not worse: a new run continues with the new base, and this one has a successor
         otherwise: this run learns on, until the next distillation is due
 
 `rounds.json` in the run folder holds where the run stands, so a killed process continues there. `api/rounds.py` makes the
@@ -23,12 +23,12 @@ ROUNDS = "rounds.json"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Distillation:
-    """One that was made: after so many online steps, into this run, with the answer of the gate."""
+    """A distillation that was made: after so many online steps, into this run, with the answer of the gate."""
 
     env_steps: int
     base: str
     answer: str
-    successor: str | None  # the run that goes on with the new base
+    successor: str | None  # the run that continues with the new base
 
 
 class Rounds:
@@ -93,7 +93,7 @@ class Rounds:
         return self.made[-1].successor if self.made else None
 
     def end_round(self, env_steps: int, *, finished: bool) -> bool:
-        """Make a distillation due. False: the run goes on to its last phases."""
+        """Make a distillation due. False: the run continues with its last phases."""
         if self._run.distill_every is None or env_steps <= self._last:
             return False
         self._due = {"env_steps": env_steps, "finished": finished}

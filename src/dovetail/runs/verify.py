@@ -31,7 +31,7 @@ class Problem:
     left: str
     advice: str
     repair: Callable[[], object] | None = None  # returns the path of a backup, if it made one
-    lost: bool = False  # the repair gives up the content
+    lost: bool = False  # the repair discards the content
     harmless: bool = False  # not damaged
     episode_id: str = ""
 

@@ -1,4 +1,4 @@
-"""Online episodes of the deployed policy that say something about its success rate: without help, and as in evaluations."""
+"""Online episodes of the deployed policy that count for its success rate: without help, and as in evaluations."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class WatchedEpisodes:
         return test
 
     def _success(self, episode_id: str, version: int | None) -> bool | None:
-        """None: it does not count, or has no labels yet."""
+        """Whether the episode succeeded. None: it does not count, or has no labels yet."""
         if not self._counts(self._log.manifest(episode_id), version):
             self._seen.add(episode_id)
             return None

@@ -154,7 +154,7 @@ class RankGroup:
         return FailureError(self._exit_reason() or str(error))
 
     def _exit_reason(self) -> str | None:
-        """Of the first rank that has ended; None while all are alive."""
+        """Exit reason of the first rank that has ended; None while all are alive."""
         for process in self._ranks:
             if process.wait(1.0):
                 with contextlib.suppress(ChannelClosed):

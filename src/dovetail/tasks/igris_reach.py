@@ -36,7 +36,7 @@ class IgrisReachConfig(Config):
     finger_tolerance: float = Field(default=0.1, gt=0.0)
     """Largest difference between a finger and its target."""
     hold_s: float = Field(default=0.2, ge=0.0)
-    """Seconds for which all must be at the target."""
+    """Seconds for which all joints and fingers must be at the target."""
     takeover_side: Literal["both", "worse"] = "both"
     """What a scripted operator takes over: both sides, or only the side that is further from its target."""
 

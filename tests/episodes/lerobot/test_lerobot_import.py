@@ -162,7 +162,7 @@ def test_episode_with_too_many_changes_of_the_task_is_refused(
     root, (first, second) = tmp_path / "theirs", LENGTHS
     write_foreign(root)
     change_tasks(root, [1, 0, *[1] * (first - 2), *[0] * second], [["sort", "stack"], ["sort"]])
-    monkeypatch.setattr("dovetail.episodes.lerobot.read.MAX_PROMPT_CHANGES", 1)
+    monkeypatch.setattr("dovetail.episodes.lerobot._prompts.MAX_PROMPT_CHANGES", 1)
     with pytest.raises(StoreError, match="the prompt of episode 0 changes 2 times, but at most 1 are allowed"):
         open_dataset(root).episode(0)
 

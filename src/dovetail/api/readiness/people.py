@@ -49,7 +49,7 @@ def people_findings(config: RunConfig) -> Iterator[Finding]:
 
 
 def verdict_findings(config: RunConfig) -> Iterator[Finding]:
-    """Who tells success, for a task that does not know it. Nothing for other tasks."""
+    """Who reports success, for a task that does not detect it. Nothing for other tasks."""
     for arm in arm_configs(config).values():
         if arm.task is None or not (isinstance(arm.task.config, NeedsVerdict) and arm.task.config.needs_verdict):
             continue
@@ -60,7 +60,7 @@ def verdict_findings(config: RunConfig) -> Iterator[Finding]:
             ok=bool(judges),
             detail=f"success is told by {' and '.join(judges)}"
             if judges
-            else f"task '{arm.task.type}' does not know success, and no operator or labeler tells it",
+            else f"task '{arm.task.type}' does not detect success, and no operator or labeler reports it",
             remedy="Set operator.type to browser, keyboard, gamepad or pedal, or labels to [classifier], [vlm] or [human]",
         )
 
@@ -84,7 +84,7 @@ def _asked_labelers(config: RunConfig) -> Iterator[str]:
 
 
 def refuse_without_verdict(config: RunConfig) -> None:
-    """Raise UsageError if nothing can tell success. For evaluations, which need nothing else of people."""
+    """Raise UsageError if nothing can report success. For evaluations, which need nothing else of people."""
     for finding in verdict_findings(config):
         if not finding.ok:
             raise UsageError(finding.line)

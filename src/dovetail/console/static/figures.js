@@ -60,7 +60,7 @@ export function drawEvaluations(box, evaluations) {
   box.replaceChildren(table);
 }
 
-// Whether the environment tells success. Without it, the pages show the return instead.
+// Whether the environment reports success. Without it, the pages show the return instead.
 export const hasSuccess = (history) => Boolean(history.curves.success?.length) || history.evaluations.some((one) => known(one.rate)) || !history.curves.return?.length;
 
 // Points for a chart: [env steps, value, low, high].

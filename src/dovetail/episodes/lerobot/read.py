@@ -8,11 +8,6 @@ for episode in dataset.episodes():  # one at a time
 from __future__ import annotations
 
 import contextlib
-import hashlib
-import io
-import json
-import os
-import zlib
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
@@ -20,39 +15,25 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from PIL import Image
 
 from dovetail.core.clock import NS_PER_S
-from dovetail.core.disk import open_file, parse_json
+from dovetail.core.disk import parse_json
 from dovetail.core.errors import SpecMismatch, StoreError, UsageError
-from dovetail.core.prompts import MAX_PROMPT_BYTES, MAX_PROMPT_CHANGES
 from dovetail.core.specs import RobotSpec, match
-from dovetail.core.types import (
-    Array,
-    Episode,
-    Labels,
-    Observation,
-    Outcome,
-    PromptChange,
-    Purpose,
-    Segment,
-    Source,
-)
-from dovetail.episodes._frames import MAX_PIXELS
-from dovetail.episodes._image_memory import allocate_images
+from dovetail.core.types import Array, Episode, Labels, Observation, Segment, Source
 from dovetail.episodes._image_stream import ImageStream
 from dovetail.episodes.ids import check_episode_id
 from dovetail.episodes.lerobot import _mapping, _rows, _tables
 from dovetail.episodes.lerobot._depth import depth_file, read_depth, stream_depth
+from dovetail.episodes.lerobot._foreign import content_digest, demo_facts
 from dovetail.episodes.lerobot._layout import EXPOSED, Layout
 from dovetail.episodes.lerobot._mapping import Mapped, Piece, RateMismatch
 from dovetail.episodes.lerobot._meta import Meta
+from dovetail.episodes.lerobot._pictures import Pictures
+from dovetail.episodes.lerobot._prompts import Prompts
 from dovetail.episodes.lerobot._readers import KeptReader, RowReader
-from dovetail.episodes.lerobot._video import read_frames
 
 __all__ = ["Dataset", "RateMismatch", "open_dataset"]
-
-_COUNTERS = ("index", "episode_index", "task_index")  # change when datasets are merged or split
 
 
 def open_dataset(
@@ -113,7 +94,8 @@ class Dataset:
     def __init__(self, *, meta: Meta, layout: Layout | None, mapped: Mapped, task: str | None) -> None:
         self._meta, self._layout, self._mapped, self._task = meta, layout, mapped, task
         self._rows = meta.episodes()
-        self._tasks = meta.tasks()
+        self._prompts = Prompts(meta, self._rows)
+        self._pictures = Pictures(meta, is_ours=layout is not None)
         self._first_rows: dict[
             Path, int
         ] = {}  # dataset index of the first row in each data file of several episodes
@@ -175,7 +157,7 @@ class Dataset:
 
         def color(piece: Piece) -> Iterator[Array]:
             frame: Array | None = None
-            for frame in self._checked_pictures(row, table, piece, num_frames=len(table) + (kept is not None)):
+            for frame in self._pictures.stream(row, table, piece, num_frames=len(table) + (kept is not None)):
                 yield frame
             if kept is None and frame is not None:  # foreign datasets lack the observation after the last action
                 yield frame
@@ -212,7 +194,7 @@ class Dataset:
                     path, arrays.get(f"depth/{piece.feature}"), piece.spec, num_rows=len(table) + 1
                 )
             else:
-                frames = self._frames(row, table, piece, with_last=kept is not None)
+                frames = self._pictures.frames(row, table, piece, with_last=kept is not None)
             columns[f"observation/{key}"], last[key] = frames[: len(table)], frames[-1]
         columns = {name: column for name, column in columns.items() if self._is_mapped(name)}
         last = {key: value for key, value in last.items() if self._is_mapped(f"observation/{key}")}
@@ -222,7 +204,7 @@ class Dataset:
             final=True,
             columns=columns,
             last_observation=Observation(time_ns=last_time_ns, values=last),
-            prompt_changes=self._prompt_changes(index, table),
+            prompt_changes=self._prompts.changes(index, table),
         )
         return Episode(**facts, robot=robot, segments=(segment,))
 
@@ -322,11 +304,11 @@ class Dataset:
         return _tables.column(table, feature)
 
     def _demo(self, index: int, table: pa.Table) -> dict[str, Any]:
-        prompt = self._prompt(index, table)
+        prompt = self._prompts.first(index, table)
         if self._digest is None:
             first = self._table(0)
             self._digest = self._content(0, first)
-        return _demo_facts(
+        return demo_facts(
             table,
             dataset=self._digest,
             index=index,
@@ -335,156 +317,12 @@ class Dataset:
             content=self._content(index, table),
         )
 
-    def _prompt(self, index: int, table: pa.Table) -> str:
-        """The prompt of the first step. The row of an episode names its tasks in any order."""
-        named = self._rows[index].get("tasks")
-        if named and (len(named) == 1 or "task_index" not in table.column_names):
-            return self._checked_prompt(str(named[0]), index)
-        return self._task_text(int(self._numbers(table, "task_index").reshape(-1)[0]), index)
-
-    def _prompt_changes(self, index: int, table: pa.Table) -> tuple[PromptChange, ...]:
-        if "task_index" not in table.column_names:
-            return ()
-        numbers = _tables.column(table, "task_index").reshape(-1)
-        steps = np.flatnonzero(np.diff(numbers)) + 1
-        if len(steps) > MAX_PROMPT_CHANGES:
-            raise StoreError(
-                f"{self._meta.root}: the prompt of episode {index} changes {len(steps)} times, but at most "
-                f"{MAX_PROMPT_CHANGES} are allowed"
-            )
-        texts = [self._task_text(int(numbers[step]), index) for step in steps]
-        return tuple(PromptChange(step=int(step), prompt=text) for step, text in zip(steps, texts, strict=True))
-
-    def _task_text(self, number: int, index: int) -> str:
-        if number not in self._tasks:
-            raise StoreError(f"{self._meta.root}: there is no task {number}")
-        return self._checked_prompt(str(self._tasks[number]), index)
-
-    def _checked_prompt(self, prompt: str, index: int) -> str:
-        if len(prompt.encode()) > MAX_PROMPT_BYTES:
-            raise StoreError(
-                f"{self._meta.root}: the prompt of episode {index} has {len(prompt.encode())} bytes, but at most "
-                f"{MAX_PROMPT_BYTES} are allowed. Shorten it in the dataset's tasks"
-            )
-        return prompt
-
     def _content(self, index: int, table: pa.Table) -> str:
-        prompts = [self._prompt(index, table)]
-        for change in self._prompt_changes(index, table):
+        prompts = [self._prompts.first(index, table)]
+        for change in self._prompts.changes(index, table):
             prompts += [str(change.step), change.prompt]
-        return _content_digest(table, prompts=prompts, features=self._meta.features)
-
-    def _frames(self, row: Mapping[str, Any], table: pa.Table, piece: Piece, *, with_last: bool) -> Array:
-        """Return frames [T, H, W, C], or [T + 1, ...] including the last observation's."""
-        name, num_stored_bytes = self._stored_images(row, table, piece.feature)
-        frames = allocate_images(
-            len(table) + with_last, piece.spec.shape, "uint8", num_stored_bytes=num_stored_bytes, name=name
-        )
-        for number, frame in enumerate(self._checked_pictures(row, table, piece, num_frames=len(frames))):
-            frames[number] = frame
-        return frames
-
-    def _checked_pictures(
-        self, row: Mapping[str, Any], table: pa.Table, piece: Piece, *, num_frames: int
-    ) -> Iterator[Array]:
-        """Yield images of the expected shape."""
-        height, width, channels = piece.spec.shape
-        for frame in self._pictures(row, table, piece.feature, num_frames):
-            if (
-                frame.shape[0] < height
-                or frame.shape[1] < width
-                or (frame.shape[:2] != (height, width) and not self.is_ours)
-            ):
-                raise StoreError(
-                    f"{self._meta.root}: a frame of {piece.feature} is {list(frame.shape)}, not {list(piece.spec.shape)}"
-                )
-            yield frame[:height, :width, :channels]
-
-    def _stored_images(self, row: Mapping[str, Any], table: pa.Table, feature: str) -> tuple[str, int]:
-        """What contains the encoded images, and its size. One video may contain several episodes."""
-        if self._meta.features[feature]["dtype"] == "image":
-            return f"{self._meta.root}: '{feature}'", table[feature].nbytes
-        path = self._meta.video_file(row, feature)
-        with open_file(path) as file:
-            return str(path), os.fstat(file.fileno()).st_size
-
-    def _pictures(self, row: Mapping[str, Any], table: pa.Table, feature: str, num_frames: int) -> Iterator[Array]:
-        if self._meta.features[feature]["dtype"] == "image":
-            return (_decode(value.as_py(), self._meta.root) for value in table[feature])
-        path, fps = self._meta.video_file(row, feature), self._meta.info["fps"]
-        first = row.get(f"videos/{feature}/from_timestamp")
-        if first is None:
-            raise StoreError(f"{self._meta.root}: episode {row['episode_index']} has no video of {feature}")
-        times = first + np.arange(num_frames) / fps
-        return read_frames(path, times, fps=fps)
+        return content_digest(table, prompts=prompts, features=self._meta.features)
 
 
 def _under(prefix: str, arrays: Mapping[str, Array]) -> dict[str, Array]:
     return {name.removeprefix(prefix): array for name, array in arrays.items() if name.startswith(prefix)}
-
-
-def _decode(value: Mapping[str, Any] | None, root: Path) -> Array:
-    """Decode an image that LeRobot has embedded in the table as a PNG file."""
-    data = value.get("bytes") if isinstance(value, Mapping) else None
-    if not isinstance(data, bytes):
-        raise StoreError(f"{root}: an image is missing in the data files")
-    try:
-        with Image.open(io.BytesIO(data), formats=("PNG", "JPEG")) as picture:
-            if picture.width * picture.height > MAX_PIXELS:
-                raise ValueError(f"{picture.width}x{picture.height} pixels are too large")
-            return np.asarray(picture.convert("RGB"))
-    except (OSError, ValueError, SyntaxError, zlib.error, Image.DecompressionBombError) as error:
-        raise StoreError(f"{root}: an image in the data files cannot be decoded: {error}") from error
-
-
-# ---- episodes of foreign datasets
-
-
-def _demo_facts(
-    table: pa.Table, *, dataset: str, index: int, prompt: str, task: str | None, content: str
-) -> dict[str, Any]:
-    """Return arguments of `Episode`.
-
-    The id is computed from the content, so importing twice is harmless and two datasets never share an id. These ids sort
-    before dovetail's own, by dataset and index.
-    """
-    return {
-        "id": check_episode_id(f"0000-lerobot-{dataset[:8]}-{index:06d}-{content[:8]}"),
-        "task": task or "lerobot",
-        "prompt": prompt,
-        "operator": "lerobot",
-        "purpose": Purpose.DEMO,
-        "outcome": _outcome_of(table),
-        "judgement": None,
-        "seed": 0,
-        "config_hash": "",
-        "started_unix_ns": 0,  # unknown
-    }
-
-
-def _outcome_of(table: pa.Table) -> Outcome:
-    """Return the outcome according to the flags. A dataset without flags contains successful demonstrations."""
-    flags = {
-        name: _tables.column(table, f"next.{name}").reshape(len(table), -1)[:, 0].astype(bool)
-        for name in ("success", "done", "truncated")
-        if f"next.{name}" in table.column_names
-    }
-    if "success" in flags:
-        if flags["success"].any():
-            return Outcome.SUCCESS
-        ended = "done" not in flags or bool(flags["done"][-1])
-        cut_short = "truncated" in flags and bool(flags["truncated"][-1])
-        return Outcome.FAILURE if ended and not cut_short else Outcome.TIMEOUT
-    if "done" in flags and not flags["done"].any():
-        return Outcome.TIMEOUT
-    return Outcome.SUCCESS
-
-
-def _content_digest(table: pa.Table, *, prompts: list[str], features: Mapping[str, Mapping[str, Any]]) -> str:
-    """Digest of the numbers of one episode and their names, without images."""
-    shapes = {name: [of["dtype"], list(of["shape"])] for name, of in sorted(features.items())}
-    digest = hashlib.sha256(json.dumps([*prompts, shapes]).encode())
-    for name in sorted(set(table.column_names) - set(_COUNTERS)):
-        if features.get(name, {}).get("dtype") not in (None, "image", "string"):
-            digest.update(_tables.column(table, name).tobytes())
-    return digest.hexdigest()

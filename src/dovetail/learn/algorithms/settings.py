@@ -159,7 +159,7 @@ class ResidualRLConfig(RLPDConfig):
     base_updates: int = Field(default=1000, ge=0)
     """Updates during which the base acts alone. The critic learns from its episodes."""
     growth_updates: int = Field(default=2000, ge=1)
-    """Updates after these in which the limit of corrections grows from 0 to policy.max_correction, in proportion."""
+    """Updates after `base_updates` in which the limit of corrections grows linearly from 0 to policy.max_correction."""
     success_fraction: float = Field(default=0.0, ge=0.0, le=1.0)
     """Share of each batch drawn from successful episodes of any source. It is taken from the online steps."""
     target_entropy: float | None = None
@@ -181,7 +181,7 @@ class RLTConfig(CriticConfig):
     """First updates, in which only the token learns, from demonstrations. Then it is frozen. Let learner.warmup_updates
     include them."""
     base_updates: int = Field(default=1000, ge=0)
-    """Updates after these in which the base acts alone. The critic learns from its episodes, and the actor only imitates."""
+    """Updates after `token_updates` in which the base acts alone: the critic learns, and the actor only imitates."""
     beta: float = Field(default=0.3, ge=0.0)
     """Weight of the actor's distance to the proposal, or to what a person did."""
     correction_weight: float = Field(default=1.0, gt=0.0)

@@ -86,7 +86,7 @@ class ActConfig(LeRobotPolicyConfig):
     feedforward: int = Field(default=3200, ge=1)
     """Size of the hidden layers between attentions."""
     activation: Literal["relu", "gelu"] = "relu"
-    """Of the hidden layers between attentions."""
+    """Activation of the hidden layers between attentions."""
     pre_norm: bool = False
     """Normalize before each attention instead of after it."""
     num_encoder_layers: int = Field(default=4, ge=1)

@@ -36,7 +36,7 @@ class HasBase(Protocol):
 
     @property
     def base_source(self) -> Mapping[str, Any]:
-        """Its config: a policy section, or {run: RUN}."""
+        """Config of the base: a policy section, or {run: RUN}."""
 
 
 class _HasArrays(Protocol):

@@ -182,7 +182,7 @@ class Assembly:
         return replay
 
     def score(self, episode: Episode) -> EpisodeScore:
-        """The score of an evaluation episode. If the task does not know success and no person judged it, the labelers do."""
+        """The score of an evaluation episode. Labelers judge it if the task does not detect success and no person has."""
         score = EpisodeScore.of(episode)
         if (
             not self.workcell.needs_verdict
@@ -376,13 +376,13 @@ def build_assembly(
 ) -> Assembly:
     """Build robot and task, and check that they fit.
 
-    `run_id` names the run to its policy server; without it, this assembly counts as a run of its own. `live` makes
+    `run_id` names the run to its policy server; without it, this assembly counts as a separate run. `live` makes
     the link to the console. `name` is the robot's name among several. With `on_restart(process, pid)`, a killed
     process of the arm is restarted; without it, that is a fault. `lock_descriptor`: see RobotHost. `early_devices`:
     the devices of the operator, if they are open already.
     """
     if early_devices is None and live is not None:
-        early_devices = StopDevices(config.operator)  # first: a press is heard while the rest is built
+        early_devices = StopDevices(config.operator)  # first: a press counts while the rest is built
     if config.policy_server is not None and is_on_policy(config):
         raise UsageError(
             f"algorithm '{config.algorithm.type}' is on-policy and computes next to its worlds. Set policy_server=null"

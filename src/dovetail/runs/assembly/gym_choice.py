@@ -55,7 +55,8 @@ class GymChoice:
 def choose(env_id: str, sources: Sequence[Source] = (), overrides: Overrides = ()) -> GymChoice:
     """Look at the environment and choose what `sources` and `overrides` leave open.
 
-    Merge them after `source`: what they set counts. Their `robot` settings make the environment that is looked at.
+    Merge `sources` and `overrides` after `source`, so that they have precedence. Their `robot` settings apply to the
+    environment that is examined.
     """
     asked = load([_skeleton(env_id), *sources], overrides)
     robot = asked.robot.config

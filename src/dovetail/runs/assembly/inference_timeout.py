@@ -27,7 +27,7 @@ def patient_actor(config: RunConfig) -> PluginSection:
 
 
 def _servers(config: RunConfig) -> Iterator[ConfiguresServer]:
-    """Of the policy, of its base, and of a run that learns through a server."""
+    """The servers of the policy, of its base, and of a run that learns through a server."""
     base: Any = getattr(config.policy.config, "base", None)
     named = isinstance(base, Mapping) and "type" in base
     of_base = PluginSection.parse("policy", base).config if named else None

@@ -43,7 +43,7 @@ def build_leader(section: Any, *, clock: Clock) -> Leader:
 
 @runtime_checkable
 class _MovedByHand(Protocol):
-    """What a leader's class has and a robot's has not."""
+    """The member that a leader's class has and a robot's class does not."""
 
     def follow(self, positions: Array) -> None: ...
 

@@ -111,8 +111,8 @@ def build_acting_policy(
 ) -> Policy:
     """A new policy that computes where `policy.device` says. Sets the number of CPU threads of this process.
 
-    With a server, the policy computes there with the weights of the run `run_id`; `simulated` time waits for a server that
-    is gone."""
+    With a server, the policy computes there with the weights of the run `run_id`; in `simulated` time the run waits for
+    a server that is gone."""
     build = partial(build_policy, section, robot=robot, seed=seed, components=components)
     if server is not None:
         return TrainedRemotePolicy(
@@ -174,7 +174,7 @@ def check_size(
 
 
 def _parameter_bytes(section: PluginSection, robot: RobotSpec, handle: Mapping[str, Any]) -> int | None:
-    """Of a policy's networks, without memory for them. None for a policy without torch."""
+    """Bytes of a policy's networks, computed without memory for them. None for a policy without torch."""
     import torch
 
     try:

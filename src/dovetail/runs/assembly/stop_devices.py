@@ -1,4 +1,4 @@
-"""Hears STOP of input devices while a process starts: before robot, task and operator exist."""
+"""Receives STOP of input devices while a process starts: before robot, task and operator exist."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ __all__ = ["StopDevices"]
 
 
 class StopDevices:
-    """The devices of an operator and of those inside it, open from now on. A missing one is opened once it is there.
+    """The devices of an operator and of those inside it, open from now on. A missing one is opened when it is plugged in.
 
     Make it first, then `report_to` the run's emergency stop: presses until then are kept. An operator that is built later
-    takes the open device of its section, so that no press is between the two.
+    takes the open device of its section, so no press is lost between the two.
     """
 
     def __init__(self, section: PluginSection) -> None:

@@ -139,7 +139,7 @@ def evaluation_episodes(
 ) -> Iterator[Episode]:
     """Yield the evaluation episodes of these weights, or of an untrained policy; fewer if asked to stop.
 
-    They begin alike every time. No operator takes over, and there is no exploration noise unless `run.eval_noise` is set.
+    Every call has the same resets. No operator takes over, and there is no exploration noise unless `run.eval_noise` is set.
     """
     robot = RobotRunner(assembly, config_hash=config_hash)
     for index in range(num_episodes):

@@ -65,7 +65,7 @@ class FrankaConfig(Config):
     max_lead_m: float = Field(default=0.02, gt=0.0, le=0.1)
     """Largest distance of the equilibrium from the measured pose, per axis in meters."""
     max_lead_rad: float = Field(default=0.1, gt=0.0, le=0.5)
-    """The same for rotations, in rad."""
+    """Largest rotation of the equilibrium from the measured pose, per axis in rad."""
     compliance: dict[str, float] = Field(default_factory=dict)
     """Parameters of the impedance controller, sent before the first motion. Those that are absent stay as they are."""
     load: Load | None = None

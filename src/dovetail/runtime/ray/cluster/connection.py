@@ -207,7 +207,7 @@ def role_options(place: Place, *, role: str, config: ClusterConfig, pinned: bool
 
 
 def same_machine_options(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Options for a role on the machine of a pinned role, without resources of its own."""
+    """Options for a role on the machine of a pinned role, without own resources."""
     pins = {name: amount for name, amount in options["resources"].items() if name.startswith("node:")}
     return {"num_cpus": 0, "num_gpus": 0, "resources": pins}
 

@@ -29,7 +29,7 @@ def marked_processes(folder: Path) -> set[int]:
 
 
 def wait_for_end(folder: Path, *, seconds: float, keep: frozenset[int] = frozenset()) -> bool:
-    """Whether all but `keep` have ended by themselves within this time."""
+    """Wait, and return whether all but `keep` have ended by themselves within this time."""
     deadline = time.monotonic() + seconds
     while marked_processes(folder) - keep:
         if time.monotonic() > deadline:

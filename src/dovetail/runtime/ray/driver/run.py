@@ -128,7 +128,7 @@ class RayRuntime:
         *,
         new_actor: bool = True,
     ) -> dict[ArmGroup, list[EpisodeResult]]:
-        """Each group's episodes run on whichever of its arms is free. An arm keeps its actor."""
+        """Each episode of a group runs on any free arm of the group. An arm keeps its actor."""
         supervisor, kept = self._supervisor, self._in_memory(weights)
         group_of = {name: group for group in wanted for name in group}
         todo = {group: list(indices)[::-1] for group, indices in wanted.items()}

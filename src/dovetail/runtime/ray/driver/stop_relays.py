@@ -1,6 +1,6 @@
-"""Relays the emergency stop between the driver and the arms on other machines, in threads of their own.
+"""Relays the emergency stop between the driver and the arms on other machines, in separate threads.
 
-Another thread of the driver may be stuck in a call to any role. An arm answers in a concurrency group of its own, so the
+Another thread of the driver may be stuck in a call to any role. An arm answers in a separate concurrency group, so the
 call does not queue behind the others.
 """
 

@@ -294,7 +294,7 @@ class RoleSupervisor:
 
 
 def _key(path: Path) -> str:
-    """The run's key, made once. An arm that does not see the run's folder names its own folder by it."""
+    """The run's key, made once. An arm without access to the run's folder names its own folder by this key."""
     if not path.exists():
         write_atomic(path, secrets.token_hex(8).encode())
     return read_file(path).decode()

@@ -57,11 +57,11 @@ class StoreHandle:
         self._progress = Progress(env_steps=0, trained_steps=0, num_trained_episodes=0)
 
     def deliver(self, episode: Episode) -> bool:
-        """True once the store has the episode on disk."""
+        """Send an episode. Return True if the store has it on disk."""
         return self._call(self._role.deliver, episode, timeout_s=60.0) is True
 
     def stream(self, start: EpisodeStart, segments: Sequence[Segment]) -> bool:
-        """False: the store needs the episode from its beginning."""
+        """Send steps of a running episode. Return False if the store needs the episode from its beginning."""
         return self._call(self._role.stream, start, list(segments)) is True
 
     def request_permit(self, *, robot: str, real_time: bool) -> EpisodePermit | None:

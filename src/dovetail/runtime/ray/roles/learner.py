@@ -40,7 +40,7 @@ _REPORT_S, _REMIND_S = 0.25, 1.0
 
 
 class LearnerRole(Role):
-    """`clone` returns when it is done. `learn` starts or resumes learning, which goes on until `pause_learning`."""
+    """`clone` returns when it is done. `learn` starts or resumes learning, which continues until `pause_learning`."""
 
     def __init__(self, name: str, *, path: Path, store: Any, weights: Any) -> None:
         super().__init__(name)
@@ -143,7 +143,7 @@ class LearnerRole(Role):
             return max(DiskWeightStore(self._folder.weights).versions(), default=0)
 
     def publish_again(self) -> None:
-        """For a weights role that was restarted."""
+        """Publish the current weights again, for a weights role that was restarted."""
         with self._guard:
             if self._learner is not None:
                 self._run_learner.publish()

@@ -100,7 +100,7 @@ class OnPolicyRole(Role):
         return self._link
 
     def _run_stop(self) -> RunStop:
-        """That of the driver; on another machine one of its own, because its arms are simulated."""
+        """The driver's emergency stop. On another machine a separate one, because the arms of this role are simulated."""
         try:
             return RunStop.attach(self._path)
         except NotRunning:

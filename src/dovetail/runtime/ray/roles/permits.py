@@ -13,7 +13,7 @@ __all__ = ["ArmBalance", "EpisodePermit", "EpisodePermits"]
 class EpisodePermit:
     index: int  # of the episode, over all arms
     robot_minutes: float
-    streams: bool = False  # whether the store wants its steps while it runs
+    streams: bool = False  # whether the store needs its steps while it runs
 
 
 class EpisodePermits:

@@ -131,7 +131,7 @@ class RayRanks:
         self._temp_folder.close()
 
     def _exit_reason(self) -> FailureError | None:
-        """Of the first rank that has ended; None while all are alive."""
+        """Exit reason of the first rank that has ended; None while all are alive."""
         for number, rank in self._ranks.items():
             try:
                 ray.get(rank.report.remote(), timeout=_REPLY_S)

@@ -124,7 +124,7 @@ class RobotRole(Role):
         self._sending = threading.Lock()
         self._not_delivered: str | None = None  # why
         self._finished: Episode | None = None  # the last episode, so that it is not read from disk again
-        self._streams = False  # whether the store wants the steps of the running episode
+        self._streams = False  # whether the store needs the steps of the running episode
         self._offsets: dict[str, int] = {}  # how far running episodes were streamed
         self._arm_thread = ThreadPoolExecutor(1, thread_name_prefix="arm")
         for work in (self._act_online, self._deliver_always, self._follow_weights):
