@@ -279,3 +279,11 @@ def test_rotation_targets_between_two_ticks_turn_the_short_way():
         np.testing.assert_allclose(turned, [0, 0, sign * 2 / 3 * (2 * np.pi - 6.2)], atol=1e-5)
         assert abs(steps[batch, 0, 5]) > 3.1
     np.testing.assert_allclose(steps[0, 1:, 5], -3.1, rtol=1e-6)
+
+
+def test_axes_of_an_unknown_kind_are_held():
+    """A robot that does not state what its axes are has no parts."""
+    chunk = np.array([[1.0], [2.0], [4.0]], np.float32)
+    actions = to_ticks((), chunk, AT_30, how="linear")
+    assert actions[:, 0].tolist() == [1.0, 2.0, 2.0, 4.0, 4.0]
+    np.testing.assert_array_equal(to_steps((), actions, AT_30), chunk)

@@ -147,11 +147,11 @@ def to_ticks(
     resampled = actions[step].astype(np.float32)
     delta = _axes(parts, is_delta=True)
     moving = delta | _axes(parts, is_velocity=True)
-    two = since < tick_length  # ticks of two steps
-    share = (since[two] / tick_length)[:, None]
-    both = share * actions[step[two]] + (1.0 - share) * actions[step[two] - 1]
-    resampled[np.ix_(two, moving)] = both[:, moving]
-    if delta.any():
+    if moving.any():
+        two = since < tick_length  # ticks of two steps
+        share = (since[two] / tick_length)[:, None]
+        both = share * actions[step[two]] + (1.0 - share) * actions[step[two] - 1]
+        resampled[np.ix_(two, moving)] = both[:, moving]
         resampled[:, delta] /= float(ticks)
     if how == "linear":
         start = actions[:1] if before is None else np.asarray(before, actions.dtype)[None]
@@ -182,13 +182,11 @@ def to_steps(
     num_known = np.full(batch, length) if exists is None else exists.sum(axis=-1)  # ticks that exist come first
     newest = num_known[..., None] - 1  # [..., 1]
     first, ends = of_step[:, 0], np.arange(1, len(of_step) + 1)
-    last = np.maximum(
-        np.minimum(first_tick(ends, ticks) - 1, newest), first
-    )  # [..., H], the last that ends in the step
+    # [..., H], the last tick that ends in the step
+    last = np.maximum(np.minimum(first_tick(ends, ticks) - 1, newest), first)
     steps: Array = np.take_along_axis(actions, last[..., None], axis=-2)
-    rest = (ends * ticks.numerator % ticks.denominator / ticks.denominator)[
-        :, None
-    ]  # of the step, after that tick
+    # the part of the next tick that belongs to the step
+    rest = (ends * ticks.numerator % ticks.denominator / ticks.denominator)[:, None]
     if rest.any():
         after = np.take_along_axis(actions, np.maximum(np.minimum(last + 1, newest), last)[..., None], axis=-2)
         for part, at in _slices(parts):
