@@ -1,5 +1,7 @@
 """Steps to the end of the episode and its success, as a sample of the replay has them."""
 
+from fractions import Fraction
+
 import numpy as np
 import pytest
 
@@ -46,6 +48,8 @@ def test_policy_steps_are_counted_at_the_policy_rate(replay):
     """With 3 ticks per step, 7 ticks are 3 steps, the last of which is not complete."""
     expected = {(10 + t, [3, 2, 2, 2, 1, 1, 1][t], True) for t in range(7)}
     assert expected < sample(replay, ticks_per_step=3)
+    expected = {(10 + t, [5, 4, 3, 3, 2, 2, 1][t], True) for t in range(7)}  # 7 ticks are 4.2 steps
+    assert expected < sample(replay, ticks_per_step=Fraction(5, 3))
 
 
 def test_new_label_changes_the_success(replay, tmp_path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -131,6 +132,15 @@ def test_a_slower_policy_is_compared_in_its_own_steps():
     assert found.recorded[:, 0].tolist() == [1.0, 5.0, 9.0]
     assert found.chunks[:, 0, 0].tolist() == [0.0, 2.0, 4.0]
     assert CountingPolicy.calls[2]["state"][0, :, 0].tolist() == [2.0, 4.0]
+
+
+def test_chunks_at_a_fraction_of_ticks_begin_at_the_nearest_tick():
+    """Steps of 5/3 ticks begin at 0, 1.67, 3.33 and 5; delta t of tick t is divided by their overlap."""
+    policy = counting(at_policy_rate(ROBOT, Fraction(5, 3)), horizon=1, history={"state": 2})
+    found = predict(policy, made_episode("e", num_steps=7), ticks=Fraction(5, 3), every=1)
+    np.testing.assert_allclose(found.recorded[:, 0], [2 / 3, 1 / 3 + 2 + 1, 2 + 4, 5 + 4], rtol=1e-6)
+    assert found.chunks[:, 0, 0].tolist() == [0.0, 2.0, 3.0, 5.0]
+    assert CountingPolicy.calls[3]["state"][0, :, 0].tolist() == [3.0, 5.0]
 
 
 @pytest.mark.parametrize(("every", "starts"), [(1, [0, 1, 2, 3]), (3, [0, 3]), (9, [0])])

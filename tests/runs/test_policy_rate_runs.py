@@ -51,6 +51,36 @@ def test_weights_are_refused_at_another_rate(runs, actor):
         evaluate("slow", [f"actor={actor}"], num_episodes=1, runs_dir=runs)
 
 
+def test_a_policy_at_30_hz_learns_and_acts_on_a_robot_at_50_hz(runs):
+    """With real-time chunking. A step is 5/3 ticks; the weights are refused at another rate."""
+    actor = "actor={type: rtc, policy_hz: 30, resample: linear, simulated_delay_ticks: 1}"
+    settings = [actor, "policy.horizon=4", "run.eval_episodes=5"]
+    where = ["--runs-dir", str(runs), "--name", "thirty"]
+    assert main(["run", str(runs / "slow.yaml"), *settings, *where, "--quiet"]) == 0
+    report = json.loads((runs / "thirty" / "report.json").read_text())
+    assert report["success_after"]["rate"] >= 0.6
+    log = EpisodeLog(runs / "thirty" / "episodes")
+    episode = next(log.load(one) for one in reversed(log.ids()) if log.manifest(one).purpose is Purpose.EVAL)
+    moved = np.abs(episode.column("proposed")[:, :3])
+    assert 0.01 < moved.max() <= 0.02 + 1e-6  # a step may move by 0.0333, a tick by 0.02
+    with pytest.raises(UsageError, match=r"trained with actor\.policy_hz=30"):
+        evaluate("thirty", ["actor={type: rtc, policy_hz: 25, resample: linear}"], num_episodes=1, runs_dir=runs)
+
+
+@pytest.mark.extended
+def test_a_policy_at_30_hz_acts_alike_in_processes(runs):
+    """A run in processes and one in a single process give the same episodes."""
+    config = {"type": "rtc", "policy_hz": 30, "resample": "linear", "simulated_delay_ticks": 2}
+    name = "thirty_processes"
+    where = ["--runs-dir", str(runs), "--name", name, "--quiet", "policy.horizon=4", "run.eval_episodes=1"]
+    assert main(["run", str(runs / "slow.yaml"), f"actor={json.dumps(config)}", *where]) == 0
+    found = [
+        evaluate(name, {"actor": {**config, "layout": layout}}, num_episodes=3, runs_dir=runs).performance
+        for layout in ("one_process", "processes")
+    ]
+    assert found[0] == found[1] and found[0].num_episodes == 3
+
+
 @pytest.mark.extended
 @pytest.mark.parametrize("kind", ["rtc", "soft"])
 def test_weights_act_in_other_modes_and_processes(runs, kind):
@@ -62,7 +92,7 @@ def test_weights_act_in_other_modes_and_processes(runs, kind):
 @pytest.mark.parametrize(
     ("setting", "because"),
     [
-        ("actor.policy_hz=20", "whole multiple"),
+        ("actor.policy_hz=60", "at most 50"),
         ("actor.resample=chunk", "linear or hold"),
     ],
 )

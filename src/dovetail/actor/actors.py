@@ -26,9 +26,17 @@ from dovetail.config.model import Config
 from dovetail.core.clock import SimulatedClock, boot_id
 from dovetail.core.contracts import Clock, GuardedRobot, Operator, Policy, Recorder, Task
 from dovetail.core.errors import ConfigError, RobotFault
-from dovetail.core.policy_rate import Resampling, ticks_per_step
+from dovetail.core.policy_rate import Resampling, covering_ticks, ticks_per_step
 from dovetail.core.specs import PolicySpec, RobotSpec
-from dovetail.core.types import Array, Episode, EpisodeOrder, EpisodeStart, Outcome, WeightSnapshot
+from dovetail.core.types import (
+    Array,
+    Episode,
+    EpisodeOrder,
+    EpisodeStart,
+    Outcome,
+    TicksPerStep,
+    WeightSnapshot,
+)
 
 __all__ = [
     "ActorConfig",
@@ -61,7 +69,7 @@ class ActorConfig(Config):
     execution_horizon: int | None = Field(default=None, ge=1)
     """Steps of a chunk that are executed. Null: the whole chunk if the arm waits for the next one, or else half of it."""
     policy_hz: float | None = Field(default=None, gt=0.0)
-    """Steps of a chunk per second: the robot's control_hz divided by a whole number. Null: one step per tick."""
+    """Steps of a chunk per second, at most the robot's control_hz. Null: one step per tick."""
     resample: Resampling = "chunk"
     """How steps at `policy_hz` become ticks. linear: targets are interpolated; hold: they are held; both divide deltas.
     chunk: one step per tick, without `policy_hz`."""
@@ -110,7 +118,7 @@ def board_layout(
     `max_fps`: the rate of cameras that never give more frames. Others may give one per tick.
     """
     ticks = policy_ticks(config, control_hz=robot.control_hz)
-    longest = max((policy.history.values() if policy else ()), default=1) * ticks
+    longest = covering_ticks(max((policy.history.values() if policy else ()), default=1), ticks)
     buffer_s, spare = max(config.recorder_buffer_s, 2 * config.flush_every_s), longest + 8
     return BoardLayout.of(
         robot,
@@ -124,7 +132,7 @@ def board_layout(
     )
 
 
-def policy_ticks(config: ActorConfig, *, control_hz: float) -> int:
+def policy_ticks(config: ActorConfig, *, control_hz: float) -> TicksPerStep:
     """Control ticks of one step of the policy. Raises ConfigError for rates that do not fit."""
     ticks = ticks_per_step(control_hz=control_hz, policy_hz=config.policy_hz)
     if ticks > 1 and config.resample == "chunk":

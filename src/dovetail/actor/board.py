@@ -28,6 +28,7 @@ from dovetail.actor.process_signals import ProcessSignals
 from dovetail.actor.seen_frames import SeenFrames
 from dovetail.core.errors import SpecMismatch, UsageError
 from dovetail.core.image_sizes import is_fitted
+from dovetail.core.policy_rate import nearest_ticks
 from dovetail.core.prompts import MAX_PROMPT_CHANGES, decode_prompt, encode_prompt, prompt_width
 from dovetail.core.proposals import EMBEDDING, PROPOSAL
 from dovetail.core.seqlock import Seqlock
@@ -188,7 +189,7 @@ class Board(ProcessSignals):
         inputs: dict[str, Array] = {}
         for key, array in spec.observation.items():
             num_wanted = spec.history.get(key, 1)
-            wanted = row - self.layout.ticks_per_step * np.arange(num_wanted - 1, -1, -1)
+            wanted = row - nearest_ticks(np.arange(num_wanted - 1, -1, -1), self.layout.ticks_per_step)
             values = self._seen(key, np.maximum(wanted, first), array, first=first)
             if key in spec.history:
                 inputs[f"{key}/mask"] = (wanted >= first)[None]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from fractions import Fraction
 from types import MappingProxyType
 from typing import Any
 
@@ -12,7 +13,7 @@ import numpy as np
 
 from dovetail.core.prompts import MAX_PROMPT_BYTES, MAX_PROMPT_CHANGES
 from dovetail.core.specs import RobotSpec
-from dovetail.core.types import Array
+from dovetail.core.types import Array, TicksPerStep
 
 __all__ = [
     "COUNTERS",
@@ -44,7 +45,7 @@ class BoardLayout:
     observation: Mapping[str, tuple[str, tuple[int, ...]]]
     extras: Mapping[str, tuple[str, tuple[int, ...]]]
     chunk: tuple[int, int]  # H, A
-    ticks_per_step: int = 1  # rows per step of the policy's history
+    ticks_per_step: TicksPerStep = 1  # rows per step of the policy's history
     base_horizon: int = 0  # actions in a chunk of the policy's base; 0: it has none
     base_embedding: int = 0  # values of the base's inner features; 0: the policy reads none
     num_frames: Mapping[str, int] = field(default_factory=dict)  # of cameras that are slower than the robot
@@ -56,7 +57,7 @@ class BoardLayout:
         extras: Mapping[str, Array],
         horizon: int,
         num_rows: int,
-        ticks_per_step: int = 1,
+        ticks_per_step: TicksPerStep = 1,
         num_frames: Mapping[str, int] = MappingProxyType({}),
         base_horizon: int = 0,
         base_embedding: int = 0,
@@ -79,7 +80,7 @@ class BoardLayout:
             "observation": self.observation,
             "extras": self.extras,
             "chunk": self.chunk,
-            "ticks_per_step": self.ticks_per_step,
+            "ticks_per_step": str(self.ticks_per_step),
             "num_frames": dict(self.num_frames),
             "base_horizon": self.base_horizon,
             "base_embedding": self.base_embedding,
@@ -95,7 +96,7 @@ class BoardLayout:
             observation=arrays(data["observation"]),
             extras=arrays(data["extras"]),
             chunk=(data["chunk"][0], data["chunk"][1]),
-            ticks_per_step=data.get("ticks_per_step", 1),
+            ticks_per_step=Fraction(data.get("ticks_per_step", 1)),
             num_frames=data.get("num_frames", {}),
             base_horizon=data.get("base_horizon", 0),
             base_embedding=data.get("base_embedding", 0),

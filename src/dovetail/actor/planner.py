@@ -14,10 +14,10 @@ from dovetail.actor.telemetry import Telemetry
 from dovetail.core.clock import NS_PER_S
 from dovetail.core.contracts import Clock
 from dovetail.core.errors import RobotFault, UsageError
-from dovetail.core.policy_rate import Resampling, to_steps, to_ticks
+from dovetail.core.policy_rate import Resampling, begun_steps, covering_ticks, to_steps, to_ticks
 from dovetail.core.proposals import proposal_at
 from dovetail.core.specs import PolicySpec
-from dovetail.core.types import Array
+from dovetail.core.types import Array, TicksPerStep
 
 __all__ = ["Delays", "PlannedAction", "Planner"]
 
@@ -64,7 +64,7 @@ class Planner:
         telemetry: Telemetry,
         execution_horizon: int,
         simulated_delay: int | None,
-        ticks_per_step: int = 1,
+        ticks_per_step: TicksPerStep = 1,
         resample: Resampling = "chunk",
         delays: Delays | None = None,
         inference_timeout_s: float = 2.0,
@@ -85,7 +85,7 @@ class Planner:
             telemetry,
         )
         self._ticks, self._resample = ticks_per_step, resample
-        self._horizon = min(execution_horizon, spec.horizon) * ticks_per_step
+        self._horizon = covering_ticks(min(execution_horizon, spec.horizon), ticks_per_step)
         self._simulated_delay = simulated_delay
         self._stall_ns = round(inference_timeout_s * NS_PER_S)
         self._max_bad_chunks = max_bad_chunks
@@ -205,32 +205,33 @@ class Planner:
             unknown = np.full((self._spec.horizon, *self._spec.action.shape), np.nan, np.float32)
             self._propose(tick, unknown if known is None else known, self.embedding)
         prefix = self._mode.prefix(plan, tick=tick)
-        num_ticks = self._spec.horizon * self._ticks
+        num_ticks = covering_ticks(self._spec.horizon, self._ticks)
         # guidance needs the executed part of the old chunk as horizon, so that the rest is valid to its end
         used = tick - plan.origin if plan is not None and prefix is not None else horizon
         self._before = self._executed
         delay = self._delays.estimate(most=num_ticks - used)
-        num_used = -(-used // self._ticks)  # a step that has begun is used
+        # a step that has begun is used
+        num_used = min(begun_steps(used, self._ticks), self._spec.horizon)
         self._request = Request(
             row=tick,
             first=self._first,
             # a step that begins before the new chunk runs is committed as a whole
-            delay=min(-(-delay // self._ticks), self._spec.horizon - min(num_used, self._spec.horizon)),
+            delay=min(begun_steps(delay, self._ticks), self._spec.horizon - num_used),
             horizon=max(num_used, 1),
             seed=int(self._rng.integers(2**63)),
             deterministic=self._deterministic,
-            prefix=None if prefix is None else self._committed(prefix),
+            prefix=None if prefix is None else self._committed(prefix, num_used=num_used),
         )
         self._requested_ns = self._clock.now_ns()
         self._inference.ask(self._request)
 
-    def _committed(self, rest: Array) -> Array:
+    def _committed(self, rest: Array, *, num_used: int) -> Array:
         """The rest of the plan in steps of the policy, from the current tick on; NaN where it has no whole step."""
         if self._ticks == 1:
             return rest
         steps = to_steps(self._spec.parts, rest, self._ticks)
-        whole = np.isfinite(rest).reshape(len(steps), -1).all(axis=1, keepdims=True)
-        return np.where(whole, steps, np.float32(np.nan))
+        steps[self._spec.horizon - num_used :] = np.nan
+        return steps
 
     def _receive(self, tick: int) -> tuple[Request, Answer] | None:
         """The pending request and its answer, if it is ready and valid."""

@@ -130,7 +130,7 @@ def evaluate_open_loop(
     `rename` and `ignore_names` map a dataset to the robot as in an import. A chunk is computed every `every` steps; by
     default, when the last one is over. By default, at most 20 episodes are used, spread evenly.
     """
-    from dovetail.runs.assembly.policy_rate import refuse_other_rate, ticks_of_step
+    from dovetail.runs.assembly.policy_rate import policy_robot, refuse_other_rate, ticks_of_step
     from dovetail.runs.open_loop import OpenLoopErrors, predict
 
     target, data = (one.path if isinstance(one, Run) else one for one in (run, dataset))
@@ -168,7 +168,7 @@ def evaluate_open_loop(
         run=folder.path,
         dataset=reader.path,
         policy=policy.spec,
-        steps_per_s=robot.control_hz / ticks,
+        steps_per_s=policy_robot(config, robot).control_hz,
         every=every,
         errors=OpenLoopErrors.of(found, policy.spec),
         episodes=tuple(found),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -30,6 +31,7 @@ __all__ = [
     "Segment",
     "Source",
     "Step",
+    "TicksPerStep",
     "Verdict",
     "View",
     "WeightSnapshot",
@@ -37,6 +39,8 @@ __all__ = [
 ]
 
 Array = npt.NDArray[Any]
+TicksPerStep = Fraction | int
+"""Control ticks of one step of the policy, 1 or more: `core.policy_rate`."""
 
 
 class Outcome(enum.StrEnum):
@@ -421,7 +425,7 @@ class Window:
     `history` counts steps per observation key, including the current one, left-padded and masked.
 
     All of them count steps of the policy, which last `ticks_per_step` recorded steps. The actions of one are combined
-    (`core.policy_rate`), `gamma` discounts per policy step, and history has every `ticks_per_step`-th observation.
+    (`core.policy_rate`), `gamma` discounts per policy step, and history has the observation nearest to each step.
     """
 
     gamma: float = 1.0
@@ -429,7 +433,7 @@ class Window:
     stop_at_takeover: bool = False
     horizon: int = 1
     history: Mapping[str, int] = field(default_factory=dict)
-    ticks_per_step: int = 1
+    ticks_per_step: TicksPerStep = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

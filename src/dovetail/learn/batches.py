@@ -15,9 +15,10 @@ from torch import Tensor
 from dovetail.core.achieved import measures_achieved
 from dovetail.core.contracts import ReplayReader
 from dovetail.core.errors import UsageError
+from dovetail.core.policy_rate import covering_ticks
 from dovetail.core.prompts import MAX_PROMPT_BYTES, PROMPT_BYTES, prompt_width
 from dovetail.core.specs import RobotSpec
-from dovetail.core.types import Array, SampleRequest, View
+from dovetail.core.types import Array, SampleRequest, TicksPerStep, View
 from dovetail.policies.embodiments.canonical_space import EMBODIMENT
 
 if TYPE_CHECKING:  # its import takes as long as that of torch
@@ -132,7 +133,7 @@ class Batches:
         rng: np.random.Generator,
         device: torch.device | str = "cpu",
         num_ahead: int | None = None,
-        ticks_per_step: int = 1,
+        ticks_per_step: TicksPerStep = 1,
     ) -> None:
         """`ticks_per_step`: recorded steps of one step of the policy, see `Window`."""
         self._ticks_per_step = ticks_per_step
@@ -207,13 +208,13 @@ class Batches:
         return dict(self._rng.bit_generator.state)
 
 
-def _at_policy_rate(request: SampleRequest, ticks: int) -> SampleRequest:
+def _at_policy_rate(request: SampleRequest, ticks: TicksPerStep) -> SampleRequest:
     """The request in recorded steps. A run of steps from one source must last as many ticks."""
     if ticks == 1:
         return request
 
     def longer(view: View) -> View:
-        whole = view.min_source_run * ticks if view.min_source_run > 1 else 1
+        whole = covering_ticks(view.min_source_run, ticks) if view.min_source_run > 1 else 1
         return dataclasses.replace(view, min_source_run=whole)
 
     return dataclasses.replace(

@@ -16,7 +16,7 @@ from torch import Tensor
 from dovetail.core.contracts import Algorithm, ReplayReader
 from dovetail.core.errors import CheckpointError, FailureError, UsageError
 from dovetail.core.specs import RobotSpec
-from dovetail.core.types import Array, SampleRequest
+from dovetail.core.types import Array, SampleRequest, TicksPerStep
 from dovetail.learn.batches import Batches
 from dovetail.learn.finite import BadUpdates, SkippedUpdate
 
@@ -41,7 +41,7 @@ class Learner:
         num_ahead: int | None = None,
         max_bad_updates: int = 100,
         device: torch.device | str = "cpu",
-        ticks_per_step: int = 1,
+        ticks_per_step: TicksPerStep = 1,
     ) -> None:
         self._algorithm = algorithm
         self._rng = rng

@@ -13,8 +13,8 @@ import numpy as np
 
 from dovetail.core.disk import load_json, read_file
 from dovetail.core.errors import StoreError, shown
-from dovetail.core.policy_rate import to_steps
-from dovetail.core.types import Array, Window
+from dovetail.core.policy_rate import covering_ticks, first_tick, nearest_ticks, ticks_of_steps, to_steps
+from dovetail.core.types import Array, TicksPerStep, Window
 from dovetail.replay._layout import SCHEMA, STEP_COLUMNS, Layout
 from dovetail.replay._rings import Counters, Ring, fence, ring_paths, short_ring
 
@@ -136,13 +136,15 @@ class ReaderFiles:
     ) -> dict[str, int]:
         """Fill the batch; returns the oldest row, and the oldest frame of each camera, that it read."""
         ticks = window.ticks_per_step
-        num_steps, horizon = window.num_steps * ticks, window.horizon * ticks  # as recorded
+        num_steps, horizon = covering_ticks(window.num_steps, ticks), covering_ticks(window.horizon, ticks)
         steps, alive, after = self._steps_from(rows, max(horizon, num_steps), head_row)
         earned, ends = alive[:, :num_steps], after[min(num_steps, len(after)) - 1]
         if window.stop_at_takeover and num_steps > 1:
             earned = earned & self._before_takeover(steps[:, :num_steps])
             ends = np.stack(after, axis=1)[np.arange(len(rows)), earned.sum(axis=1) - 1]
-        depth = (max(window.history.values(), default=1) - 1) * ticks + 1
+        longest = max(window.history.values(), default=1)
+        age = nearest_ticks(np.arange(longest), ticks)  # of each observation in the history, the newest first
+        depth = int(age[-1]) + 1
         past = {"observation": self._history_rows(rows, depth), "next": self._history_rows(ends, depth)}
         jobs: list[tuple[str, Array, Array]] = []
         for name, out in into.items():
@@ -153,33 +155,33 @@ class ReaderFiles:
                 )
                 seen, known = past[side]
                 num_wanted = window.history.get(key)
-                back = depth - 1 - ticks * ((num_wanted or 1) - 1)  # the oldest one
+                at = depth - 1 - age[:num_wanted][::-1]  # oldest first
                 if mask:
-                    out[:] = known[:, back::ticks]
+                    out[:] = known[:, at]
                 else:
-                    jobs.append((key, seen[:, -1] if num_wanted is None else seen[:, back::ticks], out))
+                    jobs.append((key, seen[:, -1] if num_wanted is None else seen[:, at], out))
             elif name == "action/mask":
-                out[:] = alive[:, :horizon:ticks]
+                out[:] = alive[:, first_tick(np.arange(window.horizon), ticks)]
             elif name in STEP_COLUMNS:
-                if ticks > 1:
+                if ticks != 1:
                     self._read_combined(name, steps[:, :horizon], alive[:, :horizon], ticks, out)
                     continue
                 chosen = steps[:, :horizon] if horizon > 1 else rows
                 self._read_into(name, chosen, out)
         if "reward" in into or "discount" in into:
-            gamma = window.gamma if ticks == 1 else window.gamma ** (1.0 / ticks)
+            gamma = window.gamma if ticks == 1 else window.gamma ** (1.0 / float(ticks))
             self._returns(into, steps[:, :num_steps], earned, gamma)
         oldest = {_ROWS: int(min(past["observation"][0].min(), past["next"][0].min()))}
         return self._observations(jobs, oldest, copy_threads)
 
-    def _read_combined(self, name: str, steps: Array, alive: Array, ticks: int, out: Array) -> None:
-        """Combine the recorded steps [B, H * ticks] of each policy step."""
+    def _read_combined(self, name: str, steps: Array, alive: Array, ticks: TicksPerStep, out: Array) -> None:
+        """Combine the recorded steps [B, T] of each policy step."""
         values, found = self._column(name, steps), out
         if name in ("action", "achieved"):
             found = to_steps(self.layout.robot.parts, values, ticks, exists=alive)  # [B, H, A]
         else:
-            by_step = values.reshape(len(values), -1, ticks, *values.shape[2:])
-            found = by_step.max(axis=2) if name == "human" else by_step[:, :, 0]
+            of_step, _ = ticks_of_steps(values.shape[1] // ticks, ticks)
+            found = values[:, of_step].max(axis=2) if name == "human" else values[:, of_step[:, 0]]
         out[:] = found.reshape(out.shape)
 
     def _steps_from(self, rows: Array, num_steps: int, head_row: int) -> tuple[Array, Array, list[Array]]:

@@ -14,8 +14,9 @@ from pathlib import Path
 import numpy as np
 
 from dovetail.core.errors import StoreError, UsageError, did_you_mean
+from dovetail.core.policy_rate import begun_steps
 from dovetail.core.prompts import MAX_PROMPT_BYTES
-from dovetail.core.types import Array, View, Window
+from dovetail.core.types import Array, TicksPerStep, View, Window
 from dovetail.replay._layout import STEP_COLUMNS, Layout
 from dovetail.replay._prompts import PromptFiles
 from dovetail.replay._reader_files import CopyThreads, ReaderFiles
@@ -108,18 +109,20 @@ class MappedReplayReader:
         raise AssertionError("unreachable")
 
 
-def _read_outcomes(into: Mapping[str, Array], snapshot: Snapshot, rows: Array, *, ticks_per_step: int) -> None:
+def _read_outcomes(
+    into: Mapping[str, Array], snapshot: Snapshot, rows: Array, *, ticks_per_step: TicksPerStep
+) -> None:
     if "steps_to_end" in into or "success" in into:
         num_ticks, success = snapshot.outcomes(rows)
-        for name, values in (("steps_to_end", -(-num_ticks // ticks_per_step)), ("success", success)):
+        for name, values in (("steps_to_end", begun_steps(num_ticks, ticks_per_step)), ("success", success)):
             if name in into:
                 into[name][:] = values
 
 
 def _check(into: Mapping[str, Array], window: Window, layout: Layout) -> int:
     """Check names, shapes and dtypes of the caller's arrays; returns the batch size."""
-    counts = {"num_steps": window.num_steps, "horizon": window.horizon, "ticks_per_step": window.ticks_per_step}
-    counts |= window.history
+    counts: dict[str, TicksPerStep] = {"num_steps": window.num_steps, "horizon": window.horizon}
+    counts |= {"ticks_per_step": window.ticks_per_step, **window.history}
     for name, count in counts.items():
         if count < 1:
             raise UsageError(f"{name} of a replay window is {count}; it must be at least 1")

@@ -16,10 +16,10 @@ import numpy.typing as npt
 from dovetail.actor.board import Board, BoardLayout
 from dovetail.actor.inference import Request, compute_chunk
 from dovetail.core.contracts import Policy
-from dovetail.core.policy_rate import to_steps
+from dovetail.core.policy_rate import covering_ticks, nearest_ticks, to_steps
 from dovetail.core.poses import nearest_turn
 from dovetail.core.specs import PolicySpec
-from dovetail.core.types import Array, Episode, Observation
+from dovetail.core.types import Array, Episode, Observation, TicksPerStep
 
 __all__ = ["OpenLoopErrors", "Predicted", "predict"]
 
@@ -49,25 +49,26 @@ def predict(
     policy: Policy,
     episode: Episode,
     *,
-    ticks: int,
+    ticks: TicksPerStep,
     every: int,
     on_chunk: Callable[[int, int], None] = lambda done, total: None,
 ) -> Predicted:
     """Give the policy the episode's observations and prompts as an actor does, and ask for a chunk every `every` steps.
 
-    A step of the policy lasts `ticks` ticks of the recording. `on_chunk` is called with the number of chunks so far and in
-    all.
+    A step of the policy lasts `ticks` ticks of the recording; a chunk begins at the tick nearest to its first step.
+    `on_chunk` is called with the number of chunks so far and in all.
     """
     spec, keys = policy.spec, tuple(policy.spec.observation)
     executed = np.asarray(episode.column("executed"), np.float32)
-    num_steps = len(executed) // ticks
-    starts = np.arange(0, num_steps, every)
+    recorded = to_steps(spec.parts, executed, ticks)
+    starts = np.arange(0, len(recorded), every)
+    start_ticks = set(nearest_ticks(starts, ticks).tolist())
     board = Board(
         BoardLayout.of(
             episode.robot.with_only(keys),
             extras={},
             horizon=spec.horizon,
-            num_rows=max(spec.history.values(), default=1) * ticks + 1,
+            num_rows=covering_ticks(max(spec.history.values(), default=1), ticks) + 1,
             ticks_per_step=ticks,
         )
     )
@@ -81,7 +82,7 @@ def predict(
         row = board.observe(Observation(time_ns=tick, values=values))  # a new time: each frame is new
         if tick in prompts:
             board.change_prompt(row, prompts[tick])
-        if tick % ticks or tick // ticks != every * len(chunks) or len(chunks) == len(starts):
+        if tick not in start_ticks:
             continue
         request = Request(
             row=row, first=first, delay=0, horizon=spec.horizon, seed=row, deterministic=True, prefix=None
@@ -91,7 +92,7 @@ def predict(
     return Predicted(
         episode_id=episode.id,
         prompt=episode.prompt,
-        recorded=to_steps(spec.parts, executed[: num_steps * ticks], ticks),
+        recorded=recorded,
         starts=starts,
         chunks=np.stack(chunks) if chunks else np.zeros((0, spec.horizon, executed.shape[1]), np.float32),
     )

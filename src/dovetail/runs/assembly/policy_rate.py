@@ -10,12 +10,13 @@ from dovetail.core.errors import UsageError
 from dovetail.core.images import seen_robot
 from dovetail.core.policy_rate import at_policy_rate
 from dovetail.core.specs import RobotSpec
+from dovetail.core.types import TicksPerStep
 from dovetail.runs.assembly.seen_images import image_size
 
 __all__ = ["policy_robot", "refuse_other_rate", "ticks_of_step"]
 
 
-def ticks_of_step(config: RunConfig, robot: RobotSpec) -> int:
+def ticks_of_step(config: RunConfig, robot: RobotSpec) -> TicksPerStep:
     """Control ticks of one step of the policy. Raises an error for rates that do not fit."""
     actor = config.actor.config
     ticks = policy_ticks(actor, control_hz=robot.control_hz) if isinstance(actor, ActorConfig) else 1
