@@ -295,6 +295,7 @@ def test_stop_request_during_the_start_ends_all_processes(live, processes):
     began_s = time.monotonic()
     assert arm.host.run(order()) is None
     assert arm.host.stopped
+    arm.host.close()
     assert time.monotonic() - began_s < 3.0
     assert processes.alive() == {}
 

@@ -125,6 +125,9 @@ class RobotHost:
         self._stopped = False
         try:
             self.start()
+            if self._should_stop():
+                self._stopped = True
+                return None
             first = self._begin(order)
         except FailureError:
             if self._should_stop():  # the failure may be a result of the stop
@@ -287,7 +290,7 @@ class RobotHost:
 
     def load(self, snapshot: WeightSnapshot) -> None:
         """Act with these weights from the next episode on. Weights that do not fit are refused."""
-        if self._processes and not self._guard_ended_control:
+        if self._are_ready and not self._guard_ended_control:
             folder, stored = self._on_disk(snapshot)
             reply = self._request(
                 "inference", {"load": stored, "folder": str(folder), "version": snapshot.version}
@@ -316,6 +319,8 @@ class RobotHost:
         processes = self._processes.values()
         if self._guard_ended_control or any(process.has_ended or process.error for process in processes):
             return False
+        if self._processes and not self._are_ready:
+            return False
         try:
             if self._processes:
                 timeout_s = self._actor.inference_timeout_s
@@ -328,14 +333,31 @@ class RobotHost:
 
     # ---- processes
 
+    @property
+    def _are_ready(self) -> bool:
+        return bool(self._processes) and all(process.is_ready for process in self._processes.values())
+
     def start(self) -> None:
+        """Start the processes and wait until they are ready. If the host is asked to stop meanwhile, they start on, and the
+        next call waits again: an arm that is cut off for moments, again and again, would never start otherwise."""
         if self.fault is not None:
             raise RobotFault(f"robot '{self._workcell.robot.spec.name}' does not move after a fault: {self.fault}")
         self._raise_if_emergency()
         if self._guard_ended_control:
             self._end()  # the guard ended control between two episodes, and the emergency stop was acknowledged since
-        if self._processes:
+        if not self._processes:
+            self._launch()
+        if self._are_ready:
             return
+        try:
+            if self._wait_until_ready() and self._snapshot is not None:
+                self.load(self._snapshot)
+        except BaseException:
+            self._killed_at_start = self.killed_process
+            self._end()
+            raise
+
+    def _launch(self) -> None:
         workcell = self._workcell
         layout = board_layout(
             self._actor,
@@ -375,17 +397,9 @@ class RobotHost:
         )
         for name, process in self._processes.items():
             process.send({"layout": layout.to_json(), **settings.of(name)})
-        try:
-            self._wait_until_ready()
-            if self._snapshot is not None:
-                self.load(self._snapshot)
-        except BaseException:
-            self._killed_at_start = self.killed_process
-            self._end()
-            raise
 
-    def _wait_until_ready(self) -> None:
-        """Wait until all processes are ready. Raises FailureError if one ends before."""
+    def _wait_until_ready(self) -> bool:
+        """Wait until all processes are ready; False if asked to stop. Raises FailureError if one ends before."""
         until_s = time.monotonic() + _START_S
         while waiting := [process for process in self._processes.values() if not process.is_ready]:
             self._raise_if_emergency()
@@ -395,7 +409,8 @@ class RobotHost:
                 names = " and ".join(process.name for process in waiting)
                 raise FailureError(f"the {names} process is not ready after {_START_S:.0f} s")
             if self._should_stop():
-                raise FailureError("asked to stop while the robot's processes were starting")
+                return self._are_ready
+        return True
 
     def _raise_if_emergency(self) -> None:
         """Refuse to start while an emergency stop is in force. The arm gets a stop, even if nothing moves it."""
