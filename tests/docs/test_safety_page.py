@@ -8,6 +8,18 @@ from support.docs_pages import ROOT
 PAGE = (ROOT / "docs" / "safety.md").read_text()
 
 
+DEFECTS = (ROOT / "docs" / "safety_tests.md").read_text()
+
+
+def check_named_tests(found: list[list[str]]) -> None:
+    for row in found:
+        named = re.findall(r"`(\w[\w/]*\.py)(?:::(\w+))?`", row[2])
+        assert named, row
+        for file, test in named:
+            text = (ROOT / "tests" / file).read_text()
+            assert f"def {test}(" in text if test else text, f"{file}::{test}"
+
+
 def section(title: str) -> str:
     return PAGE.partition(f"\n## {title}\n")[2].partition("\n## ")[0]
 
@@ -20,12 +32,13 @@ def rows(text: str) -> list[list[str]]:
 def test_every_hazard_names_tests_that_exist():
     hazards = rows(section("Hazards"))[1:]
     assert len(hazards) >= 15
-    for hazard in hazards:
-        named = re.findall(r"`(\w[\w/]*\.py)(?:::(\w+))?`", hazard[2])
-        assert named, hazard[0]
-        for file, test in named:
-            text = (ROOT / "tests" / file).read_text()
-            assert f"def {test}(" in text if test else text, f"{file}::{test}"
+    check_named_tests(hazards)
+
+
+def test_every_defect_of_0_6_names_tests_that_exist():
+    defects = rows(DEFECTS)[1:]
+    assert [row[0] for row in defects] == [str(number) for number in range(1, 26)]
+    check_named_tests(defects)
 
 
 def test_page_says_first_that_it_is_not_a_certified_safety_function():

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -138,12 +139,58 @@ def test_a_press_for_one_arm_is_not_one_for_all(stop):
     arm = RunStop.from_descriptor(stop.descriptor, arm="left")
     stop.join("left")
     stop.press("dovetail stop", arm="left")
-    assert arm.emergency and not arm.stops_all
+    assert arm.emergency and not stop.is_stopped("right")
     report_device_stop(arm, "pad")
-    assert arm.stops_all and RunStop.from_descriptor(stop.descriptor, arm="right").emergency
+    assert stop.is_stopped("left") and stop.is_stopped("right")
     num = len(stop.records())
-    report_device_stop(arm, "pad")  # already pressed
+    report_device_stop(arm, "pad")  # the same press, by the other process that reads the device
     assert len(stop.records()) == num
+
+
+def test_a_device_of_a_stopped_arm_stops_an_arm_that_was_released(stop):
+    right = RunStop.from_descriptor(stop.descriptor, arm="right")
+    for name in ("left", "right"):
+        stop.join(name)
+    stop.press("console")
+    stop.acknowledge(arm="left")
+    report_device_stop(right, "gamepad")
+    assert stop.is_stopped("left") and stop.source == "gamepad of right"
+
+
+def test_a_press_of_a_device_during_an_acknowledgement_stays_in_force(stop):
+    arm = RunStop.from_descriptor(stop.descriptor, arm="left")
+    stop.press("console")
+    seen = stop.position
+    report_device_stop(arm, "gamepad")  # after the person saw the first press, before the acknowledgement
+    stop.acknowledge(seen=seen)
+    assert arm.emergency and arm.source == "gamepad of left"
+
+
+def test_a_second_press_of_a_device_counts(stop):
+    arm = RunStop.from_descriptor(stop.descriptor, arm="left")
+    report_device_stop(arm, "gamepad")
+    seen = stop.position
+    time.sleep(0.12)
+    report_device_stop(arm, "gamepad")
+    stop.acknowledge(seen=seen)
+    assert arm.emergency
+
+
+def test_the_place_of_a_press_with_a_long_source_is_its_own(stop, tmp_path, monkeypatch):
+    """Two processes write at once. A wrong place would leave the press in force after its acknowledgement."""
+    source = "x" * 79 + " y"  # a space where it is cut
+    read = RunStop._read
+
+    def read_and_write(self):
+        state = read(self)
+        monkeypatch.setattr(RunStop, "_read", read)
+        stop.join("left")  # by another process, before this one writes
+        return state
+
+    monkeypatch.setattr(RunStop, "_read", read_and_write)
+    place = stop.press(source)
+    [press] = [record for record in stop.records() if record.kind is Kind.PRESS]
+    assert place == press.at
 
 
 def test_requests_are_of_one_moment(stop):

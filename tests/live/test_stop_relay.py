@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dovetail.live.emergency import report_device_stop
 from dovetail.live.run_stop import RunStop
 from dovetail.live.stop_relay import Exchange, RelayedStop, StopRelay
 
@@ -89,6 +90,36 @@ def test_a_press_at_the_arm_reaches_the_driver_once(stop, remote):
     assert [record.source for record in stop.records() if record.source.startswith("gamepad")] == [
         "gamepad of far"
     ]
+
+
+def test_a_press_of_a_device_of_the_arm_while_an_acknowledgement_is_under_way_stays_in_force(stop, remote):
+    """The acknowledgement of an earlier stop has not reached the arm, so that the arm is still stopped."""
+    remote.step()
+    stop.press("console")
+    remote.step()
+    stop.acknowledge()  # the link is slow or cut
+    report_device_stop(RunStop.from_descriptor(remote.stop.descriptor, arm="far"), "gamepad")
+    remote.step()
+    assert remote.stop.emergency and stop.emergency and stop.source == "gamepad of far"
+    stop.acknowledge()
+    remote.step()
+    assert not remote.stop.emergency and not stop.emergency
+
+
+def test_a_restarted_arm_is_silent_until_it_has_all_records(stop, remote):
+    """It gets the records in several exchanges. After the first ones it may not know the newest press."""
+    remote.step()
+    stop.join("other")
+    for _ in range(3):
+        stop.press("dovetail stop", arm="other")
+        stop.acknowledge(arm="other")
+    stop.press("console")
+    remote.start()
+    remote.step(1)  # the driver learns that this list is new
+    for _ in range(10):
+        assert remote.relayed.silent_s == float("inf") or remote.stop.emergency
+        remote.step(1)
+    assert remote.relayed.silent_s < 10.0 and remote.stop.emergency
 
 
 def test_an_acknowledgement_releases_both(stop, remote):

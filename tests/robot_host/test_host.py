@@ -301,20 +301,6 @@ def test_run_that_ends_during_the_start_ends_all_processes(live, processes):
     assert processes.alive() == {}
 
 
-def test_arm_that_is_cut_off_during_the_start_goes_on_starting(live):
-    """A link that is cut again and again would otherwise never let it start."""
-    arm = live()
-    arm.stop.set()
-    assert arm.host.run(order()) is None
-    assert arm.host.stopped and arm.host.fault is None
-    started = dict(arm.host.processes)
-    arm.stop.clear()
-    arm.go()
-    assert arm.host.processes == started
-    arm.stop.set()
-    assert arm.ended() is not None
-
-
 def test_arm_that_is_cut_off_for_a_moment_before_an_episode_has_no_fault(live):
     arm = live()
     arm.host.start()

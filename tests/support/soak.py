@@ -179,10 +179,28 @@ class SoakWorld(World):
         return value
 
     def _newest(self) -> str:
-        """For messages: when each arm moved last, the newest events and the output."""
+        """For messages: the load, when each arm moved last, what holds it, the newest events and the output."""
         moved = [(arm.motions() or [0])[-1] for arm in self.arms]
         ago_s = [round((time.monotonic_ns() - one) / 1e9, 1) for one in moved]
-        return f"(the arms moved {ago_s} s ago) {self.events()[-8:]} {self.output()[-3000:]}"
+        stops = "; ".join(map(self._stop_state, (self.path, *sorted((self.path / "robots").glob("*")))))
+        roles = {role: [(pid, process_state(pid)) for pid in self.pids(role)] for role in (*ROLES, *HOST)}
+        return (
+            f"(load {os.getloadavg()[0]:.0f}, the arms moved {ago_s} s ago; STOP: {stops}; processes: {roles}) "
+            f"{self.events()[-40:]} {self.output()[-6000:]}"
+        )
+
+    def _stop_state(self, folder: Path) -> str:
+        """The newest records of the list of STOP in a folder: of the run, or of an arm that is relayed."""
+        try:
+            with RunStop.attach(folder) as stop:
+                held = [arm for arm in stop.arms if stop.is_stopped(arm)]
+                ago = [
+                    (r.kind.name, r.arm, r.source, (time.monotonic_ns() - r.time_ns) // 1_000_000)
+                    for r in stop.records()
+                ]
+                return f"{folder.name} holds {held} {ago[-8:]} ms ago"
+        except NotRunning as error:
+            return str(error)
 
     def acknowledge(self) -> None:
         with contextlib.suppress(NotRunning):

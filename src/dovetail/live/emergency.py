@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import time
+
 from dovetail.actor.control import EMERGENCY
 from dovetail.actor.episode_end import HealthCheck
 from dovetail.human.mailbox import Mailbox
 from dovetail.live.run_stop import RunStop
 
 __all__ = ["EmergencyStopCheck", "emergency_reason", "report_device_stop"]
+
+_SAME_PRESS_NS = 100_000_000  # two processes read a device, and both report a press
 
 
 def emergency_reason(box: Mailbox, stop: RunStop | None) -> str | None:
@@ -38,6 +42,10 @@ class EmergencyStopCheck(HealthCheck):
 
 
 def report_device_stop(stop: RunStop, operator: str) -> None:
-    """Stop all arms of the run after an emergency stop at the device of one arm."""
-    if not stop.stops_all:
-        stop.press(f"{operator} of {stop.arm}")
+    """Stop all arms of the run after an emergency stop at the device of one arm.
+
+    A stop that is in force does not replace it: it may be for this arm only, or its acknowledgement may be on the way.
+    """
+    source, newest = f"{operator} of {stop.arm}", stop.newest_press()
+    if newest is None or newest.source != source or time.monotonic_ns() - newest.time_ns > _SAME_PRESS_NS:
+        stop.press(source)

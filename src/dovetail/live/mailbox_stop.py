@@ -42,7 +42,9 @@ class MailboxStop:
         pressed, acknowledged = box.newest(Event.EMERGENCY), box.newest(Event.ACKNOWLEDGE)
         if pressed > self._num_pressed:
             self._num_pressed = pressed
-            if pressed > acknowledged and not stop.stops_all:  # a console presses the run's stop itself
+            # a console presses the run's stop itself, just before; an older press does not replace this one, because
+            # it may hold fewer arms, or be acknowledged without this one
+            if pressed > acknowledged and stop.last_press("") < seen:
                 self._seen = stop.press(self._source) + 1
         if acknowledged > self._num_acknowledged:
             self._num_acknowledged = acknowledged

@@ -265,13 +265,11 @@ class RunStop:
 
     @property
     def emergency(self) -> bool:
-        return self._newest_press() is not None
+        return self.newest_press() is not None
 
-    @property
-    def stops_all(self) -> bool:
-        """Whether a press for all arms, not only one for this arm, is in force."""
-        state, arm = self._read(), self._arm or ""
-        return any(not press.arm and state.is_pressed(press, arm) for press in state.presses)
+    def newest_press(self) -> Record | None:
+        """The newest press in force."""
+        return self._read().newest_press(self._arm)
 
     @property
     def requests(self) -> tuple[int, int, int]:
@@ -283,13 +281,13 @@ class RunStop:
     @property
     def source(self) -> str:
         """What pressed last, empty without an emergency."""
-        press = self._newest_press()
+        press = self.newest_press()
         return press.source if press else ""
 
     @property
     def pressed_ns(self) -> int:
         """When it was pressed last; 0 without an emergency."""
-        press = self._newest_press()
+        press = self.newest_press()
         return press.time_ns if press else 0
 
     @property
@@ -352,9 +350,6 @@ class RunStop:
 
     # ---- the list
 
-    def _newest_press(self) -> Record | None:
-        return self._read().newest_press(self._arm)
-
     def _append(self, record: Record) -> int:
         """Returns where the record is in the list. Other processes may write at the same time."""
         before, data = self._read().position, record._replace(time_ns=time.monotonic_ns()).pack()
@@ -399,5 +394,6 @@ def _read_own_file(path: Path) -> bytes:
 
 
 def _cut(text: str, num_bytes: int) -> bytes:
-    """One line of at most so many bytes, without half a character."""
-    return " ".join(text.split()).encode(errors="replace")[:num_bytes].decode(errors="ignore").encode()
+    """One line of at most so many bytes, without half a character. Unchanged if it was cut before."""
+    cut = " ".join(text.split()).encode(errors="replace")[:num_bytes].decode(errors="ignore")
+    return cut.rstrip().encode()

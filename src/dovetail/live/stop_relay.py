@@ -27,6 +27,7 @@ class Exchange:
     token: str  # of the list that the driver knows; empty before the first reply
     records: Sequence[Record] = ()
     start: int = 0
+    is_last: bool = True  # whether the arm then has all records; otherwise others follow
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +58,8 @@ class RelayedStop:
         if message.token != stop.token:
             return Reply(token=stop.token)
         placed = [stop.add(record) for record in message.records]
-        self._exchanged_s = time.monotonic()
+        if message.is_last:
+            self._exchanged_s = time.monotonic()
         self._from_driver.update(placed)
         found = stop.records(start=message.start)
         return Reply(
@@ -93,13 +95,14 @@ class StopRelay:
 
     def step(self) -> bool:
         """False if the arm needs no relay."""
-        known = self._known
+        known, end = self._known, self._stop.position
         new = _until_translatable(self._stop.records(start=known.sent))
         down = [record for record in new if record.kind in _DOWN and record.at not in known.imported]
         message = Exchange(
             token=known.token,
             records=[record._replace(position=self._to_arm(record.position)) for record in down],
             start=known.received,
+            is_last=(new[-1].end if new else known.sent) >= end,
         )
         reply = self._call(message)
         if reply is None:

@@ -50,6 +50,8 @@ class AttendedActor(ActorWrapper):
         super().__init__(inner)
         self._link, self._should_stop = link, should_stop
         self._stopped = False
+        # a fault without an acknowledgement, and its `since`: the arm was cut off, or the run ends
+        self._waiting: tuple[str, int] | None = None
         self.was_acknowledged = False  # whether a person acknowledged the fault of the last episode
 
     @property
@@ -58,11 +60,14 @@ class AttendedActor(ActorWrapper):
 
     def run(self, order: EpisodeOrder) -> Episode | None:
         self._stopped = self.was_acknowledged = False
-        since = self._link.stop.position
-        pressed = emergency_reason(self._link.mailbox, self._link.stop)
-        if pressed is not None and not self._wait_for_acknowledgement(pressed, since):
+        # an arm that was cut off goes on: the person may have acknowledged meanwhile
+        if self._waiting is not None and not self._wait_for_acknowledgement(*self._waiting):
             return None
         since = self._link.stop.position
+        while (pressed := emergency_reason(self._link.mailbox, self._link.stop)) is not None:
+            if not self._wait_for_acknowledgement(pressed, since):
+                return None
+            since = self._link.stop.position
         self._link.update(episode={"id": order.id, "purpose": order.purpose.value, "number": order.index + 1})
         episode: Episode | None = None
         try:
@@ -78,6 +83,10 @@ class AttendedActor(ActorWrapper):
             self._wait_for_acknowledgement(fault, since)
         return episode
 
+    def acknowledge(self) -> None:
+        self._waiting = None
+        super().acknowledge()
+
     def _waits(self, since: int) -> bool:
         """A person pressed an emergency stop, so a person can acknowledge it."""
         return self._link.waits or self._link.was_stopped(since)
@@ -85,8 +94,8 @@ class AttendedActor(ActorWrapper):
     def _wait_for_acknowledgement(self, fault: str, since: int) -> bool:
         """Wait until a person acknowledges the fault. Return False if the run is to end instead."""
         if self._link.wait_for_acknowledgement(fault, since=since, should_stop=self._should_stop):
-            self._inner.acknowledge()
+            self.acknowledge()
             self.was_acknowledged = True
             return True
-        self._stopped = True
+        self._stopped, self._waiting = True, (fault, since)
         return False

@@ -126,6 +126,8 @@ class RobotHost:
         self._stopped = self._was_asked_to_stop = False
         try:
             self.start()
+            if self._should_stop():
+                raise StopRequested
             first = self._begin(order)
         except StopRequested:
             self._stopped = True

@@ -431,6 +431,24 @@ def test_second_stop_holds_the_same_pose(emulate, connect):
     assert (equilibrium(emulator) == target).all()
 
 
+def test_second_stop_does_not_pull_an_arm_back_that_was_moved_meanwhile(emulate, connect):
+    emulator = emulate()
+    robot = connect(emulator)
+    moving(emulator, guarded(robot))
+    robot.stop()
+    wait_until(lambda: speed(emulator) < 0.005, timeout_s=5.0)
+    held = position(emulator)
+    for _ in range(20):  # a person moves it, or another program
+        pose = np.array(emulator.arm.state()["pose"])
+        pose[2] += 0.01
+        emulator.arm.set_pose(pose)
+        time.sleep(0.1)
+    moved = position(emulator)
+    assert moved[2] - held[2] > 0.05
+    robot.stop()
+    assert np.abs(equilibrium(emulator) - moved).max() < 0.02
+
+
 def test_stop_works_from_another_process_without_an_earlier_call(emulate, connect):
     emulator = emulate()
     safe = guarded(connect(emulator))

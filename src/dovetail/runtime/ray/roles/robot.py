@@ -262,8 +262,8 @@ class RobotRole(Role):
         try:
             self._runner().acknowledge()
             self.problem = None
-        except RobotFault as fault:  # it is still there
-            self.problem = one_line(fault)
+        except Exception as error:  # it is still there, or the arm cannot be built: for the next acknowledgement
+            self.problem = one_line(error)
 
     def _build(self) -> Assembly:
         if self._assembly is None:
