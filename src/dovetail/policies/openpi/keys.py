@@ -260,7 +260,7 @@ def _image(value: Any, spec: ArraySpec, *, key: str) -> Array:
     if image.shape == spec.shape:
         return image
     if is_fitted(spec.shape, value.shape):
-        return resize_images(value, spec.shape)
+        return resize_images(value, spec)
     if (inside := _without_border(value, spec.shape)) is not None:
         return inside
     raise UsageError(

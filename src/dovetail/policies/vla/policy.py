@@ -300,7 +300,7 @@ class VlaPolicy(ActingVla):
         return self._trained.digest if self._config.cache_vision else ""
 
     def encode(self, key: str, frames: Array) -> Array:
-        frames = resize_images(frames, self.spec.observation[key].shape)
+        frames = resize_images(frames, self.spec.observation[key])
         found = []
         with torch.no_grad():
             for first in range(0, len(frames), 64):

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from dovetail.core.errors import UsageError
-from dovetail.policies.checkpoints.folder_files import clear_errors, read_json
+from dovetail.policies.checkpoints.folder_files import clear_errors, is_openpi, read_json
 from dovetail.policies.checkpoints.weight_files import WeightFiles
 from dovetail.policies.vla.checkpoints import lerobot_folder, openpi_folder, transformers_folder
 from dovetail.policies.vla.checkpoints.adapters import CONFIG, read_adapter
@@ -80,7 +80,7 @@ def _open(folder: Path, family: Family | None, *, stats: Path | None, adapter: P
 
 def _described(folder: Path, config: Mapping[str, Any], family: Family | None) -> tuple[Format, str | None]:
     """The format, and the family's name where config.json has it: openpi's has none."""
-    if {"action_dim", "action_horizon", "paligemma_variant"} <= config.keys():
+    if is_openpi(config):
         return "openpi", None
     keys: tuple[tuple[str, Format], ...] = (("type", "LeRobot"), ("model_type", "transformers"))
     for key, format_ in keys:
