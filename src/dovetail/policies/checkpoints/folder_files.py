@@ -24,8 +24,10 @@ __all__ = [
     "find_file",
     "is_openpi",
     "read_json",
+    "type_hint",
 ]
 
+READABLE = ("pi0", "pi05", "smolvla", "act", "diffusion")  # policies that read published folders
 MAX_AXES = 1024  # of a state or an action
 MAX_CAMERAS = 32
 MAX_IMAGE_SIDE = 4096  # pixels
@@ -65,6 +67,13 @@ def read_json(path: Path, *, root: Path | None = None) -> dict[str, Any]:
 def is_openpi(config: Mapping[str, Any]) -> bool:
     """Whether this is the config.json of a checkpoint of openpi, converted to PyTorch."""
     return {"action_dim", "action_horizon", "paligemma_variant"} <= config.keys()
+
+
+def type_hint(found: object) -> str:
+    """What to do with a folder of another model."""
+    if found in READABLE:
+        return f"Set policy.type={found}, or name another folder"
+    return f"Dovetail reads {', '.join(READABLE[:-1])} and {READABLE[-1]}"
 
 
 def check_size(path: Path, *, max_bytes: int) -> None:

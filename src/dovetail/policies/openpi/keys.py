@@ -265,7 +265,7 @@ def _image(value: Any, spec: ArraySpec, *, key: str) -> Array:
         return inside
     raise UsageError(
         f"'{key}' has {value.shape[1]}x{value.shape[0]} pixels, but the policy looks at {spec.shape[1]}x{spec.shape[0]}. "
-        "Send this size, or the camera's own"
+        "Send this size, or a larger one of the same aspect ratio"
     )
 
 

@@ -84,10 +84,14 @@ def _steps(path: Path, family: Family) -> dict[str, dict[str, Any]]:
         name = step.get("registry_name")
         if name is None:
             raise UsageError(
-                f"{path} has a step of class '{step.get('class')}', which would import code. It is not read"
+                f"{path} has a step of class '{step.get('class')}', which would import code. It is not read: save the policy without "
+                "it"
             )
         if name not in known:
-            raise UsageError(f"{path} has step '{name}', which is unknown here. Known: {', '.join(sorted(known))}")
+            raise UsageError(
+                f"{path} has step '{name}', which is unknown here. Save the policy without it. Known: "
+                f"{', '.join(sorted(known))}"
+            )
         found[name] = {**step.get("config", {}), "state_file": step.get("state_file")}
     return found
 
