@@ -23,7 +23,7 @@ from dovetail.policies.published import describe
 from dovetail.runs.folder import RunFolder
 from dovetail.serve.openpi_server import OpenpiServer
 from support.lerobot_folder import write_folder
-from support.pi0_folders import NUM_ACTIONS, NUM_STATE, write_lerobot, write_openpi, write_transformers
+from support.pi0_folders import NUM_ACTIONS, NUM_STATE, write_lerobot, write_openpi, write_openpi, write_transformers
 from support.policy_servers import inputs, serve_process
 from support.recorded_vla import write_openpi_pi05
 from support.smolvla_folders import write_smolvla
@@ -81,6 +81,12 @@ def test_openpi_keys_name_the_folders_cameras_and_parts_of_its_state(tmp_path):
     assert found.section["images"] == {"base_0_rgb": "base_0_rgb"}  # the other cameras are masked
     act = describe(write_folder(tmp_path / "act", "act_images"), keys="lerobot")
     assert all(key.startswith("observation.images.") for key in act.keys.images) and act.keys.prompt is None
+
+
+@pytest.mark.parametrize(("write", "scaling"), [(write_lerobot, "interpolated"), (write_openpi, "averaged")])
+def test_larger_images_of_a_client_are_scaled_as_in_training(write, scaling, tmp_path):
+    _, policy = served_policy(write(tmp_path / "pi0"))
+    assert {spec.scaling for spec in policy.spec.observation.values() if spec.is_image} == {scaling}
 
 
 def test_folder_without_statistics_and_other_cameras_are_refused_in_one_line(tmp_path):

@@ -84,8 +84,8 @@ def _steps(path: Path, family: Family) -> dict[str, dict[str, Any]]:
         name = step.get("registry_name")
         if name is None:
             raise UsageError(
-                f"{path} has a step of class '{step.get('class')}', which would import code. It is not read: save the policy without "
-                "it"
+                f"{path} has a step of class '{step.get('class')}', which would import code. It is not "
+                "read: save the policy without it"
             )
         if name not in known:
             raise UsageError(
