@@ -23,7 +23,7 @@ from dovetail.policies.published import describe
 from dovetail.runs.folder import RunFolder
 from dovetail.serve.openpi_server import OpenpiServer
 from support.lerobot_folder import write_folder
-from support.pi0_folders import NUM_ACTIONS, NUM_STATE, write_lerobot, write_openpi, write_openpi, write_transformers
+from support.pi0_folders import NUM_ACTIONS, NUM_STATE, write_lerobot, write_openpi, write_transformers
 from support.policy_servers import inputs, serve_process
 from support.recorded_vla import write_openpi_pi05
 from support.smolvla_folders import write_smolvla
