@@ -90,12 +90,18 @@ def _averaged(frame: Array, shape: tuple[int, ...]) -> Array:
 def _interpolated(frame: Array, shape: tuple[int, ...]) -> Array:
     """Bilinear without antialiasing, as torch.nn.functional.interpolate does it in floats, then rounded."""
     rows, columns = (_neighbors(old, new) for old, new in zip(frame.shape[:2], shape[:2], strict=True))
-    above, below, share = rows
-    part = share[:, None, None]
-    lines = frame[above] * (1 - part) + frame[below] * part
-    left, right, share = columns
-    part = share[:, None]
-    return np.asarray(np.rint(lines[:, left] * (1 - part) + lines[:, right] * part), np.uint8)
+    pixels, width = frame.reshape(-1, frame.shape[2]), frame.shape[1]
+
+    def line(
+        row: Array,
+    ) -> Array:  # only the pixels that are needed: the whole rows would take three times as long
+        left, right = (
+            pixels.take(row[:, None] * width + column, axis=0).astype(np.float32) for column in columns[:2]
+        )
+        return np.asarray(left + (right - left) * columns[2][:, None])
+
+    above, below = line(rows[0]), line(rows[1])
+    return np.asarray(np.rint(above + (below - above) * rows[2][:, None, None]), np.uint8)
 
 
 @lru_cache(maxsize=64)
