@@ -8,7 +8,7 @@ LeRobot's folders
 - a base folder without statistics is refused for acting, and one with statistics of another robot
 - older folders keep statistics inside the weights, filled with infinity until they are known
 - modes and empty ranges, epsilon in one direction only: test_preprocessing, test_recorded_lerobot
-- the processors decide the mode, whatever the config says
+- the processors decide mode and length of the prompt, whatever the config says
 - the time of training is 1 at the noise, with Beta(1.5, 1): test_training
 - padding before 2x - 1, so borders are -1; bilinear, not bicubic: test_preprocessing
 - absent cameras follow the present ones, whatever their place: test_recorded_lerobot
@@ -223,6 +223,20 @@ def test_processors_decide_the_mode_whatever_the_config_says(folder):
     np.testing.assert_allclose(found.state.apply(np.stack((low, high))), [[-1.0] * 5, [1.0] * 5], atol=1e-5)
     mean, std = (statistics()["action"][stat] for stat in ("mean", "std"))
     np.testing.assert_allclose(found.action.revert(np.full(4, 2.0, np.float32)), mean + 2.0 * std, rtol=1e-6)
+
+
+def test_processors_decide_the_number_of_prompt_tokens_whatever_the_config_says(folder):
+    path = folder / "policy_preprocessor.json"
+    steps = json.loads(path.read_text())["steps"]
+    (step,) = [step for step in steps if step["registry_name"] == "tokenizer_processor"]
+    step["config"]["max_length"] = 123
+    edit_json(path, steps=steps)
+    assert json.loads((folder / "config.json").read_text())["tokenizer_max_length"] != 123
+    assert open_checkpoint(folder).sizes.num_prompt_tokens == 123
+    step["config"]["max_length"] = 10**6
+    edit_json(path, steps=steps)
+    with pytest.raises(CheckpointError, match="num_prompt_tokens is 1000000"):
+        open_checkpoint(folder)
 
 
 def test_folder_of_another_family_is_refused_by_config_and_by_weights(folder, tmp_path):
