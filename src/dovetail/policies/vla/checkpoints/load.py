@@ -52,7 +52,7 @@ def _check(files: WeightFiles, layout: Layout, network: FlowNetwork, *, name: st
         (
             "lacks",
             needed - files.shapes.keys(),
-            f"{model} needs them all. Copy the folder again, or save the model again",
+            f"a complete {model} needs them all. Copy the folder again, or save the model again",
         ),
         (
             "has unexpected",
