@@ -456,9 +456,11 @@ def assert_seen(board, row, first, shown):
     """Inputs are the scaled frames of `shown`, oldest first."""
     inputs = board.inputs(SEEN, row=row, first=first)
     for place, one in enumerate(shown[-3:]):
-        expected = resize_images(one.values["front"], (12, 16, 3))
+        expected = resize_images(one.values["front"], SEEN.observation["front"])
         np.testing.assert_array_equal(inputs["front"][0, 3 - len(shown[-3:]) + place], expected)
-    np.testing.assert_array_equal(inputs["depth"][0], resize_images(shown[-1].values["depth"], (12, 16, 1)))
+    np.testing.assert_array_equal(
+        inputs["depth"][0], resize_images(shown[-1].values["depth"], SEEN.observation["depth"])
+    )
 
 
 def test_policy_sees_scaled_frames_of_each_episode_also_where_memory_is_reused():
@@ -496,7 +498,7 @@ def test_each_frame_is_scaled_once(monkeypatch):
     scaled = []
     monkeypatch.setattr(
         "dovetail.actor.seen_frames.resize_images",
-        lambda frames, shape: scaled.append(shape) or resize_images(frames, shape),
+        lambda frames, spec: scaled.append(spec.shape) or resize_images(frames, spec),
     )
     board = Board(BoardLayout.of(LARGE, extras={}, horizon=1, num_rows=5))
     first = board.begin()

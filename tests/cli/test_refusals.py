@@ -211,6 +211,7 @@ def test_without_gl_only_images_fail(toy: str) -> None:
     [
         (["eval", "toy.yaml"], 1, "toy.yaml is not a checkpoint"),
         (["eval", "."], 2, "is not a run folder"),
+        (["eval", "published"], 2, "looks like published weights. Name a run, and the folder in its policy"),
         (["eval", "nothing"], 2, "no run named 'nothing' in runs. Did you mean"),
         (["eval", "done", "--version", "77"], 2, "has no weights of version 77; it has: 1, 2"),
         (["eval", "done", "--episodes", "0"], 2, "--episodes"),
@@ -228,6 +229,8 @@ def test_without_gl_only_images_fail(toy: str) -> None:
 def test_other_refusals(cli: Cli, finished: Path, arguments: list[str], code: int, message: str) -> None:
     if message.startswith("no run named"):
         shutil.copytree(finished, "runs/nothings")
+    Path("published").mkdir()
+    Path("published/config.json").write_text("{}")
     result = cli(*arguments)
     assert message in result.line
     assert result.code == code

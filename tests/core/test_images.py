@@ -4,7 +4,9 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
+from torch.nn import functional
 
 from dovetail.core.errors import SpecMismatch
 from dovetail.core.image_sizes import fitted_shape, is_fitted
@@ -26,6 +28,10 @@ ROBOT = RobotSpec(
     action_kind="ee_delta",
     control_hz=10.0,
 )
+
+
+def size(*shape, scaling="averaged"):
+    return ArraySpec(shape=shape, dtype="uint8", scaling=scaling)
 
 
 @pytest.mark.parametrize(
@@ -63,18 +69,42 @@ def test_only_larger_images_and_depth_of_a_robot_change():
 def test_color_is_what_pil_gives():
     frame = RNG.integers(0, 256, (48, 64, 3), np.uint8)
     expected = np.asarray(Image.fromarray(frame).resize((16, 12), Image.Resampling.BILINEAR))
-    np.testing.assert_array_equal(resize_images(frame, (12, 16, 3)), expected)
+    np.testing.assert_array_equal(resize_images(frame, size(12, 16, 3)), expected)
     for channels in (1, 2, 4):  # each by itself: no premultiplied alpha
         some = RNG.integers(0, 256, (48, 64, channels), np.uint8)
-        small = resize_images(some, (12, 16, channels))
+        small = resize_images(some, size(12, 16, channels))
         for channel in range(channels):
             gray = Image.fromarray(some[..., channel]).resize((16, 12), Image.Resampling.BILINEAR)
             np.testing.assert_array_equal(small[..., channel], np.asarray(gray))
 
 
+@pytest.mark.parametrize(
+    ("height", "width", "small"), [(48, 64, (12, 16)), (37, 53, (22, 32)), (53, 37, (32, 22))]
+)
+def test_interpolated_color_is_what_torch_gives_rounded(height, width, small):
+    frame = RNG.integers(0, 256, (height, width, 3), np.uint8)
+    found = resize_images(frame, size(*small, 3, scaling="interpolated"))
+    floats = torch.from_numpy(frame).permute(2, 0, 1)[None].float()
+    expected = functional.interpolate(floats, size=small, mode="bilinear", align_corners=False)[0].permute(1, 2, 0)
+    assert found.dtype == np.uint8 and found.shape == (*small, 3)
+    assert np.abs(found - expected.numpy()).max() <= 0.5001
+    averaged = resize_images(frame, size(*small, 3)).astype(int)
+    assert np.abs(averaged - expected.numpy()).mean() > 5.0, "another way"
+
+
+def test_scaling_is_of_larger_color_images_and_survives_json():
+    seen = seen_robot(ROBOT, 128, "interpolated")
+    chosen = {key: spec.scaling for key, spec in seen.observation.items()}
+    assert chosen == {**dict.fromkeys(chosen, "averaged"), "front": "interpolated"}
+    assert RobotSpec.from_json(seen.to_json()) == seen and seen.hash() != seen_robot(ROBOT, 128).hash()
+    broken = {**seen.observation["front"].to_json(), "scaling": "sharpened"}
+    with pytest.raises(SpecMismatch, match="unknown scaling"):
+        ArraySpec.from_json(broken)
+
+
 def test_depth_takes_single_pixels_and_never_mixes_them():
     depth = RNG.integers(0, 65536, (48, 64, 1), np.uint16)
-    small = resize_images(depth, (12, 16, 1))
+    small = resize_images(depth, size(12, 16, 1))
     np.testing.assert_array_equal(small, depth[2::4, 2::4])
     assert small.dtype == np.uint16
 
@@ -82,13 +112,13 @@ def test_depth_takes_single_pixels_and_never_mixes_them():
 def test_leading_axes_stay_and_repeated_frames_are_equal():
     frames = RNG.integers(0, 256, (2, 3, 20, 40, 3), np.uint8)
     frames[1, 0] = frames[0, 2]
-    small = resize_images(frames, (10, 20, 3))
+    small = resize_images(frames, size(10, 20, 3))
     assert small.shape == (2, 3, 10, 20, 3)
     for row in range(2):
         for tick in range(3):
-            np.testing.assert_array_equal(small[row, tick], resize_images(frames[row, tick], (10, 20, 3)))
-    assert resize_images(frames, (20, 40, 3)) is frames, "nothing to do"
-    assert resize_images(frames[:0], (10, 20, 3)).shape == (0, 3, 10, 20, 3)
+            np.testing.assert_array_equal(small[row, tick], resize_images(frames[row, tick], size(10, 20, 3)))
+    assert resize_images(frames, size(20, 40, 3)) is frames, "nothing to do"
+    assert resize_images(frames[:0], size(10, 20, 3)).shape == (0, 3, 10, 20, 3)
 
 
 def policy(**observation):
@@ -113,7 +143,7 @@ def test_inputs_are_scaled_only_to_images_that_fit():
     frames = RNG.integers(0, 256, (1, 480, 640, 3), np.uint8)
     given = {"front": frames, "state": np.zeros((1, 3), np.float32)}
     seen = seen_inputs(given, spec)
-    np.testing.assert_array_equal(seen["front"], resize_images(frames, (96, 128, 3)))
+    np.testing.assert_array_equal(seen["front"], resize_images(frames, size(96, 128, 3)))
     assert seen["state"] is given["state"] and given["front"] is frames
     square = {"front": frames[:, :, :480]}
     assert seen_inputs(square, spec)["front"].shape == (1, 480, 480, 3), "left to the policy's own check"

@@ -1,7 +1,11 @@
 """The example of docs/vla.md is complete: it passes the conformance check, acts on a camera and a prompt, and learns."""
 
 import importlib
+import os
+import re
+import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,7 +17,8 @@ from support.docs_pages import ROOT, files
 from support.onpolicy_runs import PPO_RUN, build_training
 from support.toy_arm import ROBOT
 
-FILES = files((ROOT / "docs" / "vla.md").read_text())
+PAGE = (ROOT / "docs" / "vla.md").read_text()
+FILES = files(PAGE)
 
 
 @pytest.fixture
@@ -59,3 +64,26 @@ def test_example_learns_by_ppo(page):
     training.step()
     assert not np.array_equal(before, training.policy_weights()["model"]["words.weight"])
     training.close()
+
+
+@pytest.mark.extended
+def test_first_steps_run_as_they_are_written(tmp_path):
+    (block,) = re.findall(r"<!-- test: first steps -->\n```sh\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
+    pip, *lines = block.splitlines()
+    assert pip.startswith("pip install") and len(lines) == 6
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "dovetail").symlink_to(Path(sys.executable).with_name("dovetail"))
+    path = f"{tmp_path / 'bin'}:{os.environ['PATH']}"
+    done = subprocess.run(
+        ["bash", "-euc", "\n".join(lines)],
+        cwd=tmp_path,
+        env={**os.environ, "PATH": path},
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert "RANDOM weights" in done.stdout and "error per axis" in done.stdout and "of 2" in done.stdout
+    assert not re.search("error:|warning", done.stderr, re.IGNORECASE)
+    assert (tmp_path / "runs/vla-try/open_loop/push_data/errors.json").is_file()

@@ -28,7 +28,7 @@ LARGE = replace(
         "depth": ArraySpec(shape=(480, 640, 1), dtype="uint16"),
     },
 )
-SEEN = seen_robot(LARGE, 128)
+SEEN = seen_robot(LARGE, 128, "interpolated")  # the handshake tells how
 
 
 @contextmanager
@@ -88,7 +88,7 @@ def test_frames_are_scaled_before_they_are_sent():
     assert sent < sum(value.nbytes for value in values.values()) / 20
     received, _ = policy.calls[-1]
     for key in (*CAMERAS, "depth"):
-        expected = resize_images(values[key], SEEN.observation[key].shape)
+        expected = resize_images(values[key], SEEN.observation[key])
         np.testing.assert_array_equal(received[key][0], expected)
 
 

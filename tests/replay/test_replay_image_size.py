@@ -142,7 +142,7 @@ def test_stored_images_are_those_that_the_policy_sees(open_replay):
     for row, joints in enumerate(drawn["observation/joints"]):
         values = observation(ROBOT, int(joints[0])).values
         for key in (*CAMERAS, "head_depth"):
-            expected = resize_images(values[key], seen.observation[key].shape)
+            expected = resize_images(values[key], seen.observation[key])
             np.testing.assert_array_equal(drawn[f"observation/{key}"][row], expected)
 
 

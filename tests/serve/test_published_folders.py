@@ -83,6 +83,12 @@ def test_openpi_keys_name_the_folders_cameras_and_parts_of_its_state(tmp_path):
     assert all(key.startswith("observation.images.") for key in act.keys.images) and act.keys.prompt is None
 
 
+@pytest.mark.parametrize(("write", "scaling"), [(write_lerobot, "interpolated"), (write_openpi, "averaged")])
+def test_larger_images_of_a_client_are_scaled_as_in_training(write, scaling, tmp_path):
+    _, policy = served_policy(write(tmp_path / "pi0"))
+    assert {spec.scaling for spec in policy.spec.observation.values() if spec.is_image} == {scaling}
+
+
 def test_folder_without_statistics_and_other_cameras_are_refused_in_one_line(tmp_path):
     with pytest.raises(UsageError, match="has no statistics of one robot"):
         describe(write_transformers(tmp_path / "pi0"))

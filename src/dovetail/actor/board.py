@@ -294,7 +294,7 @@ class Board(ProcessSignals):
             return self._gather(key, rows)  # the policy's own check refuses it
         numbers = self._frame_of[key][rows % self._num_rows]
         return self._seen_frames.of(
-            key, numbers, spec.shape, first=first, frame=lambda number: ring[number % self._num_kept[key]]
+            key, numbers, spec, first=first, frame=lambda number: ring[number % self._num_kept[key]]
         )
 
     def _gather(self, key: str, rows: Array) -> Array:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import numpy as np
 
 from dovetail.core.images import resize_images
+from dovetail.core.specs import ArraySpec
 from dovetail.core.types import Array
 
 __all__ = ["SeenFrames"]
@@ -23,10 +24,8 @@ class SeenFrames:
         self._first = -1
         self._small: dict[str, dict[int, Array]] = {}
 
-    def of(
-        self, key: str, numbers: Array, shape: tuple[int, ...], *, first: int, frame: Callable[[int], Array]
-    ) -> Array:
-        """The frames of these numbers in this shape, [N, *shape]. `frame` reads a frame of the camera."""
+    def of(self, key: str, numbers: Array, spec: ArraySpec, *, first: int, frame: Callable[[int], Array]) -> Array:
+        """The frames of these numbers as the spec says, [N, *shape]. `frame` reads a frame of the camera."""
         if first != self._first:
             self._first = first
             self._small.clear()
@@ -34,7 +33,7 @@ class SeenFrames:
         for number in dict.fromkeys(numbers.tolist()):
             before = known.get(number)
             small[number] = (
-                before if before is not None and before.shape == shape else resize_images(frame(number), shape)
+                before if before is not None and before.shape == spec.shape else resize_images(frame(number), spec)
             )
         self._small[key] = small
         return np.stack([small[number] for number in numbers.tolist()])

@@ -51,6 +51,11 @@ def find_run(target: str | Path, runs_dir: Path = RUNS_DIR) -> Path:
         check_run_folder(by_path)
         return by_path
     for path in (by_path, by_name):
+        if (path / "config.json").is_file():
+            raise RunFolderError(
+                f"{path} is not a run folder; its config.json looks like published weights. Name a run, and the folder in "
+                f"its policy: 'policy={{type: pi0, checkpoint: {path}, ...}}' (docs/vla.md)"
+            )
         if path.exists():
             raise RunFolderError(f"{path} is not a run folder: it has no {_CONFIG}")
     hint = did_you_mean(str(target), list_runs(runs_dir)[-20:])

@@ -6,7 +6,12 @@ a policy that needs a square pads by itself. `dovetail.core.images` computes the
 
 from __future__ import annotations
 
-__all__ = ["fitted_shape", "is_fitted"]
+from typing import Literal
+
+__all__ = ["SCALINGS", "Scaling", "fitted_shape", "is_fitted"]
+
+Scaling = Literal["averaged", "interpolated"]
+SCALINGS: tuple[Scaling, ...] = ("averaged", "interpolated")
 
 
 def fitted_shape(shape: tuple[int, ...], size: int | None) -> tuple[int, ...]:

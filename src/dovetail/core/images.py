@@ -1,6 +1,7 @@
 """Images as a policy looks at them. Actor, replay and remote policy all call this, so their pixels are the same.
 
-Color is averaged (PIL, bilinear with antialiasing, integers only: the same bits on every machine). Depth takes the nearest
+Color is averaged (PIL, bilinear with antialiasing, integers only: the same bits on every machine), or interpolated between
+the four nearest pixels for policies that were trained so (LeRobot's, by torch). The spec says which. Depth takes the nearest
 pixel, because the average of two distances, or of a distance and a missing value, is a distance that was never measured.
 """
 
@@ -8,27 +9,30 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import lru_cache
 
 import numpy as np
 
-from dovetail.core.image_sizes import fitted_shape, is_fitted
-from dovetail.core.specs import PolicySpec, RobotSpec
+from dovetail.core.image_sizes import Scaling, fitted_shape, is_fitted
+from dovetail.core.specs import ArraySpec, PolicySpec, RobotSpec
 from dovetail.core.types import Array
 
 __all__ = ["resize_images", "resize_with_pad", "seen_inputs", "seen_robot"]
 
 
-def resize_images(frames: Array, shape: tuple[int, ...]) -> Array:
-    """Scale images [..., H, W, C] to [..., h, w, C]; unchanged if they have this shape."""
+def resize_images(frames: Array, spec: ArraySpec) -> Array:
+    """Scale images [..., H, W, C] to the shape [h, w, C] of the spec; unchanged if they have it."""
+    shape = spec.shape
     if frames.shape[-3:] == shape:
         return frames
+    resize = _nearest if frames.dtype != np.uint8 else _averaged if spec.scaling == "averaged" else _interpolated
     flat = frames.reshape(-1, *frames.shape[-3:])
     small = np.empty((len(flat), *shape), frames.dtype)
     for number, frame in enumerate(flat):
         if number and np.array_equal(frame, flat[number - 1]):  # a slow camera, or padded history
             small[number] = small[number - 1]
         else:
-            small[number] = _averaged(frame, shape) if frames.dtype == np.uint8 else _nearest(frame, shape)
+            small[number] = resize(frame, shape)
     return small.reshape(*frames.shape[:-3], *shape)
 
 
@@ -46,10 +50,12 @@ def resize_with_pad(frame: Array, *, size: int) -> Array:
     return padded
 
 
-def seen_robot(robot: RobotSpec, size: int | None) -> RobotSpec:
+def seen_robot(robot: RobotSpec, size: int | None, scaling: Scaling = "averaged") -> RobotSpec:
     """The robot with images whose longer side is at most `size`. None: as they are."""
     smaller = {
-        key: replace(spec, shape=fitted_shape(spec.shape, size))
+        key: replace(
+            spec, shape=fitted_shape(spec.shape, size), scaling=scaling if spec.is_image else spec.scaling
+        )
         for key, spec in robot.observation.items()
         if spec.is_picture and spec.shape != fitted_shape(spec.shape, size)
     }
@@ -65,7 +71,7 @@ def seen_inputs(inputs: Mapping[str, Array], spec: PolicySpec) -> dict[str, Arra
         if value is None or not array.is_picture or value.dtype != array.dtype:
             continue
         if value.shape[-3:] != array.shape and is_fitted(array.shape, value.shape[-3:]):
-            seen[key] = resize_images(value, array.shape)
+            seen[key] = resize_images(value, array)
     return seen
 
 
@@ -79,6 +85,31 @@ def _averaged(frame: Array, shape: tuple[int, ...]) -> Array:
         for part in parts
     ]
     return resized[0] if shape[2] == 3 else np.stack(resized, axis=-1)
+
+
+def _interpolated(frame: Array, shape: tuple[int, ...]) -> Array:
+    """Bilinear without antialiasing, as torch.nn.functional.interpolate does it in floats, then rounded."""
+    rows, columns = (_neighbors(old, new) for old, new in zip(frame.shape[:2], shape[:2], strict=True))
+    pixels, width = frame.reshape(-1, frame.shape[2]), frame.shape[1]
+
+    def line(
+        row: Array,
+    ) -> Array:  # only the pixels that are needed: the whole rows would take three times as long
+        left, right = (
+            pixels.take(row[:, None] * width + column, axis=0).astype(np.float32) for column in columns[:2]
+        )
+        return np.asarray(left + (right - left) * columns[2][:, None])
+
+    above, below = line(rows[0]), line(rows[1])
+    return np.asarray(np.rint(above + (below - above) * rows[2][:, None, None]), np.uint8)
+
+
+@lru_cache(maxsize=64)
+def _neighbors(old: int, new: int) -> tuple[Array, Array, Array]:
+    """For each of `new` pixels: the two nearest of `old`, and the share of the second one."""
+    at = np.clip((np.arange(new) + 0.5) * (old / new) - 0.5, 0.0, old - 1.0)
+    first = at.astype(np.intp)
+    return first, np.minimum(first + 1, old - 1), (at - first).astype(np.float32)
 
 
 def _nearest(frame: Array, shape: tuple[int, ...]) -> Array:

@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from dovetail.core.action_parts import ActionPart, derived_parts
 from dovetail.core.errors import SpecMismatch, did_you_mean
-from dovetail.core.image_sizes import is_fitted
+from dovetail.core.image_sizes import SCALINGS, Scaling, is_fitted
 
 __all__ = ["ActionPart", "ArraySpec", "BaseSpec", "PolicySpec", "RobotSpec", "TaskSpec", "match"]
 
@@ -29,13 +29,14 @@ _MAX_SIZE = 2**28  # values of one array; a larger shape in a file is an error
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArraySpec:
-    """Shape and dtype of one array; names and limits if known."""
+    """Shape and dtype of one array; names and limits if known. `scaling` says how larger color images become this size."""
 
     shape: tuple[int, ...]
     dtype: str = "float32"
     names: tuple[str, ...] = ()
     low: tuple[float, ...] = ()
     high: tuple[float, ...] = ()
+    scaling: Scaling = "averaged"
 
     def __post_init__(self) -> None:
         size = self.shape[0] if self.shape else 1
@@ -92,6 +93,7 @@ class ArraySpec:
             "names": list(self.names),
             "low": list(self.low),
             "high": list(self.high),
+            **({} if self.scaling == "averaged" else {"scaling": self.scaling}),
         }
 
     @staticmethod
@@ -108,12 +110,15 @@ def _array_from_json(data: Mapping[str, Any]) -> ArraySpec:
         raise TypeError("limits that are not numbers")
     if not isinstance(data["dtype"], str) or not all(isinstance(name, str) for name in data["names"]):
         raise TypeError("a dtype or axis name that is not text")
+    if data.get("scaling", "averaged") not in SCALINGS:
+        raise ValueError("an unknown scaling")
     return ArraySpec(
         shape=shape,
         dtype=data["dtype"],
         names=tuple(data["names"]),
         low=tuple(data["low"]),
         high=tuple(data["high"]),
+        scaling=data.get("scaling", "averaged"),
     )
 
 

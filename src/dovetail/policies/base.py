@@ -275,7 +275,7 @@ class NetworkPolicy(ABC):
 
     def encode(self, key: str, frames: Array) -> Array:
         assert self._frozen_encoder is not None, "this policy has no frozen encoder"
-        frames = resize_images(frames, self._spec.observation[key].shape)
+        frames = resize_images(frames, self._spec.observation[key])
         return to_numpy(self._frozen_encoder(torch.tensor(frames, device=self._device)))
 
     # ---- weights

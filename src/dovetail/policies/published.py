@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from dovetail.core.errors import SpecMismatch, UsageError
+from dovetail.core.image_sizes import Scaling
 from dovetail.core.specs import ArraySpec, RobotSpec
 from dovetail.policies.checkpoints.folder_files import clear_errors, read_json
 from dovetail.policies.lerobot.folder import open_folder
@@ -69,7 +70,9 @@ def _describe(folder: Path, keys: BuiltinKeys | KeyMap | None) -> Published:
     cameras = {name: shape for name, shape in known.cameras.items() if name in used.images.values()}
     if not cameras and known.cameras:
         raise SpecMismatch(f"{folder} has the cameras {', '.join(known.cameras)}, of which the keys name none")
-    observation = {name: ArraySpec(shape=(*shape, 3), dtype="uint8") for name, shape in cameras.items()}
+    observation = {
+        name: ArraySpec(shape=(*shape, 3), dtype="uint8", scaling=known.scaling) for name, shape in cameras.items()
+    }
     observation |= {name: ArraySpec(shape=(size,)) for name, size in known.vectors.items() if size}
     limits = (_NO_LIMIT,) * known.num_actions
     robot = RobotSpec(
@@ -94,6 +97,7 @@ class _Known:
     vectors: Mapping[str, int]  # sizes
     num_actions: int
     is_prompted: bool
+    scaling: Scaling = "averaged"  # of larger images
 
 
 def _type_of(folder: Path) -> Any:
@@ -116,6 +120,7 @@ def _vla(folder: Path) -> _Known:
         vectors={STATE: found.state.size},
         num_actions=found.action.size,
         is_prompted=True,
+        scaling="averaged" if found.resizes_with_pil else "interpolated",
     )
 
 

@@ -96,7 +96,7 @@ def make_block(
         if key not in files.layout.cameras:
             columns[f"observation/{key}"] = values
             continue
-        values = resize_images(values, files.layout.frames[key].shape)
+        values = resize_images(values, files.layout.frames[key])
         latest = None
         if record["num_rows"][0]:
             latest = files.column(f"frames/{key}", files.column(f"frame/{key}", record["last_row"]))[0]

@@ -21,7 +21,7 @@ DEFAULT_IMAGE_SIZE = 128  # three cameras of 640x480: 72,000 steps in 8 GB
 
 class MappedReplayConfig(Config):
     BASIC: ClassVar[Collection[str]] = ("capacity_gb",)
-    BEFORE: ClassVar[Mapping[str, str]] = {"image_size": "full"}
+    BEFORE: ClassVar[Mapping[str, str]] = {"image_size": "full", "image_scaling": "averaged"}
 
     capacity_gb: float = Field(default=8.0, gt=0.0)
     """Maximum size in GB. When it is full, the oldest episodes are evicted. Disk space is used only as needed."""
@@ -31,6 +31,9 @@ class MappedReplayConfig(Config):
     """Longer side, in pixels, of the images that the policy looks at and the replay stores. Larger ones are scaled down
     without distortion; the log keeps the full size. Auto: 128, or what the policy asks for (pi0: 224, smolvla: 512).
     Full: never."""
+    image_scaling: Literal["auto", "averaged", "interpolated"] = "auto"
+    """How larger color images are scaled down: averaged (as PIL and openpi's client do it), or interpolated between four
+    pixels (as LeRobot does it). Auto: as the checkpoint of `pi0`, `pi05` or `smolvla` was trained; averaged for others."""
     keep_demos: bool = True
     """Never evict demonstrations."""
     num_threads: int = Field(default=2, ge=1, le=64)
@@ -63,6 +66,7 @@ class MappedReplay(MappedReplayWriter):
             capacity_rows=config.capacity_rows,
             keep_demos=config.keep_demos,
             image_size=config.max_side,
+            image_scaling="averaged" if config.image_scaling == "auto" else config.image_scaling,
         )
         self._reader = MappedReplayReader(folder, num_threads=config.num_threads)
 

@@ -23,6 +23,7 @@ from pathlib import Path
 import numpy as np
 
 from dovetail.core.errors import StoreError, UsageError
+from dovetail.core.image_sizes import Scaling
 from dovetail.core.images import seen_robot
 from dovetail.core.specs import RobotSpec
 from dovetail.core.types import Array, Episode, EpisodeStart, Labels, Purpose, Segment
@@ -56,9 +57,11 @@ class MappedReplayWriter:
         capacity_rows: int | None = None,
         keep_demos: bool = True,
         image_size: int | None = None,
+        image_scaling: Scaling = "averaged",
     ) -> None:
         self._folder = folder
         self._image_size = image_size  # longer side of the stored images; None: unlimited
+        self._image_scaling: Scaling = image_scaling  # of larger ones
         self._keys = None if keys is None else tuple(keys)
         self._capacity = (capacity_bytes, capacity_rows)
         self._keep_demos = keep_demos
@@ -148,8 +151,11 @@ class MappedReplayWriter:
 
     def _fit(self, robot: RobotSpec) -> Layout:
         capacity_bytes, capacity_rows = self._capacity
-        keys, robot = self._stored_keys(robot), seen_robot(robot, self._image_size)
+        keys, robot = self._stored_keys(robot), self._seen(robot)
         return Layout.fit(robot, keys, capacity_bytes=capacity_bytes, capacity_rows=capacity_rows)
+
+    def _seen(self, robot: RobotSpec) -> RobotSpec:
+        return seen_robot(robot, self._image_size, self._image_scaling)
 
     def _stored_keys(self, robot: RobotSpec) -> tuple[str, ...]:
         return self._keys if self._keys is not None else low_dimensional(robot)
@@ -270,7 +276,7 @@ class MappedReplayWriter:
         files = self._files
         if files is None:
             files = self._files = WriterFiles.create(self._folder, self._fit(start.robot))
-        start = dataclasses.replace(start, robot=seen_robot(start.robot, self._image_size))
+        start = dataclasses.replace(start, robot=self._seen(start.robot))
         check_same_robot(files.layout.robot, start, keys=files.layout.keys)
         number = self._numbers.get(start.id)
         record = _new_record(files, start, self._prompts) if number is None else files.record("episodes", number)

@@ -46,7 +46,10 @@ def refused(folder, message, case="act_environment", **more):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"type": "smolvla"}, "holds a 'smolvla' policy, but LeRobot's 'act' was expected"),
+        (
+            {"type": "smolvla"},
+            "holds a 'smolvla' policy, but LeRobot's 'act' was expected. Set policy.type=smolvla",
+        ),
         ({"type": "diffusion"}, "holds a 'diffusion' policy, but LeRobot's 'act' was expected"),
         (
             {"new_option": 1, "attention": "x"},

@@ -7,6 +7,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from dovetail.core.image_sizes import SCALINGS
+from dovetail.core.images import resize_images, seen_robot
+from dovetail.core.specs import ArraySpec, RobotSpec
 from dovetail.policies.checkpoints.normalization import Normalization
 from dovetail.policies.vla.images import prepare_images, prepare_images_in_corner
 from support.hashed_numbers import hashed_frames
@@ -42,6 +45,31 @@ def test_pi0_images_equal_lerobots_except_the_color_of_borders(recorded, height,
     is_border = (theirs == -3.0).all(dim=1, keepdim=True).expand_as(ours)
     assert is_border.any() and (ours[is_border] == -1.0).all()
     torch.testing.assert_close(ours[~is_border], theirs[~is_border], atol=1e-6, rtol=0.0)
+
+
+@pytest.mark.parametrize(("family", "prepare"), [("smolvla", prepare_images_in_corner), ("pi0", prepare_images)])
+@pytest.mark.parametrize(("height", "width"), FRAMES[:2])
+def test_images_that_actor_and_replay_scaled_equal_lerobots_up_to_rounding(
+    recorded, family, prepare, height, width
+):
+    camera = {"front": ArraySpec(shape=(height, width, 3), dtype="uint8")}
+    robot = RobotSpec(
+        name="arm",
+        embodiment="arm",
+        observation=camera,
+        action=ArraySpec(shape=(1,)),
+        action_kind="any",
+        control_hz=10.0,
+    )
+    frames = hashed_frames("resized", (1, height, width, 3))
+    theirs = recorded[f"{family}.{height}x{width}"] * 2.0 - 1.0
+    errors = {}
+    for scaling in SCALINGS:
+        small = resize_images(frames, seen_robot(robot, 32, scaling).observation["front"])
+        ours = prepare(small, size=32, with_pil=False, device=CPU)
+        errors[scaling] = (ours - theirs)[theirs >= -1.0].abs().max().item()  # see above: -3
+    assert errors["interpolated"] <= 1.001 / 255  # half a level of 255, times 2
+    assert errors["averaged"] > 0.3
 
 
 @pytest.mark.parametrize("mode", ["MEAN_STD", "MIN_MAX", "QUANTILES", "QUANTILE10"])

@@ -177,3 +177,18 @@ def test_eval_acts_with_it_on_the_task_of_a_run_that_has_no_weights(folder, tmp_
     found = evaluate(run.path, {"robot.images": ["front"], "policy": policy}, num_episodes=1)
     assert found.weights == "the pi0 policy"
     assert len(found.arms[0].scores) == 1
+
+
+@pytest.mark.extended
+@pytest.mark.parametrize("mode", ["sequential", "naive", "rtc", "soft"])
+def test_in_processes_it_acts_as_in_one_process(folder, tmp_path, mode):
+    run = RunFolder.create(tmp_path / "run", load(["push-cube"], {"task.time_limit_s": 1.2}))
+    policy = {"type": "pi0", "checkpoint": str(folder), "images": IMAGES, "state": list(STATE), "device": "cpu"}
+    actor = {"type": mode, "execution_horizon": 3, "simulated_delay_ticks": 0 if mode == "sequential" else 1}
+    settings = {"robot.images": ["front"], "robot.image_size": [320, 240], "policy": policy}
+    scores = [
+        evaluate(run.path, {**settings, "actor": {**actor, "layout": layout}}, num_episodes=2).arms[0].scores
+        for layout in ("one_process", "processes")
+    ]
+    assert scores[0] == scores[1]
+    assert scores[0][0].metrics != scores[0][1].metrics  # so equal scores say something

@@ -130,7 +130,7 @@ def test_folders_of_another_family_are_refused_in_both_directions(original, tmp_
 )
 def test_missing_keys_are_refused_by_name_and_never_left_random(folder, key):
     edit_weights(folder, lambda weights: weights.pop(key))
-    with pytest.raises(CheckpointError, match=f"lacks {key}.*complete smolvla"):
+    with pytest.raises(CheckpointError, match=f"lacks {key}.*complete smolvla needs"):
         load(folder)
 
 

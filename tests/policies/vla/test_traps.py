@@ -8,7 +8,7 @@ LeRobot's folders
 - a base folder without statistics is refused for acting, and one with statistics of another robot
 - older folders keep statistics inside the weights, filled with infinity until they are known
 - modes and empty ranges, epsilon in one direction only: test_preprocessing, test_recorded_lerobot
-- the processors decide the mode, whatever the config says
+- the processors decide mode and length of the prompt, whatever the config says
 - the time of training is 1 at the noise, with Beta(1.5, 1): test_training
 - padding before 2x - 1, so borders are -1; bilinear, not bicubic: test_preprocessing
 - absent cameras follow the present ones, whatever their place: test_recorded_lerobot
@@ -51,7 +51,10 @@ from dovetail.core.errors import CheckpointError, SpecMismatch, UsageError
 from dovetail.core.prompts import encode_prompt
 from dovetail.core.specs import ArraySpec, RobotSpec
 from dovetail.core.types import ActContext
+from dovetail.policies.checkpoints.folder_files import READABLE
+from dovetail.policies.lerobot.options import POLICIES
 from dovetail.policies.vla.checkpoints.folder import open_checkpoint
+from dovetail.policies.vla.families import FAMILIES
 from dovetail.policies.vla.families.pi0 import PI0
 from dovetail.policies.vla.families.pi05 import PI05
 from dovetail.policies.vla.pi0_policy import Pi0Policy
@@ -222,14 +225,57 @@ def test_processors_decide_the_mode_whatever_the_config_says(folder):
     np.testing.assert_allclose(found.action.revert(np.full(4, 2.0, np.float32)), mean + 2.0 * std, rtol=1e-6)
 
 
+def test_processors_decide_the_number_of_prompt_tokens_whatever_the_config_says(folder):
+    path = folder / "policy_preprocessor.json"
+    steps = json.loads(path.read_text())["steps"]
+    (step,) = [step for step in steps if step["registry_name"] == "tokenizer_processor"]
+    step["config"]["max_length"] = 123
+    edit_json(path, steps=steps)
+    assert json.loads((folder / "config.json").read_text())["tokenizer_max_length"] != 123
+    assert open_checkpoint(folder).sizes.num_prompt_tokens == 123
+    step["config"]["max_length"] = 10**6
+    edit_json(path, steps=steps)
+    with pytest.raises(CheckpointError, match="num_prompt_tokens is 1000000"):
+        open_checkpoint(folder)
+
+
 def test_folder_of_another_family_is_refused_by_config_and_by_weights(folder, tmp_path):
     with pytest.raises(
-        UsageError, match=r"a 'pi05' model of LeRobot, but policy 'pi0' reads pi0 only. Set policy\.type"
+        UsageError, match=r"a 'pi05' model of LeRobot, but policy 'pi0' reads pi0 only. Set policy\.type=pi05"
     ):
         open_checkpoint(folder, PI0)
     edit_json(folder / "config.json", type="pi0")  # a wrong config
     with pytest.raises(UsageError, match=r"holds pi05 \(its weights say so\), but policy 'pi0'"):
         open_checkpoint(folder, PI0)
+
+
+def test_folder_of_a_policy_that_dovetail_reads_under_another_name_or_not_at_all(folder):
+    for name, remedy in (
+        ("act", "Set policy.type=act"),
+        ("groot", "Dovetail reads pi0, pi05, smolvla, act and diffusion"),
+    ):
+        edit_json(folder / "config.json", type=name)
+        for family in (None, PI05):
+            with pytest.raises(UsageError, match=f"holds a '{name}' model of LeRobot.*{remedy}"):
+                open_checkpoint(folder, family)
+    assert set(READABLE) == {*FAMILIES, *POLICIES}
+
+
+def test_every_refusal_says_what_to_do(folder, tmp_path):
+    weights = folder / "model.safetensors"
+    content = weights.read_bytes()
+    weights.write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 7\n")
+    with pytest.raises(CheckpointError, match=r"is only a pointer of Git LFS. Run `git lfs pull`"):
+        open_checkpoint(folder)
+    weights.write_bytes(content)
+    edit_weights(folder, lambda found: found.update(extra=torch.zeros(1)))
+    with pytest.raises(CheckpointError, match=r"has unexpected extra: pi05 has no such weights\. Use a folder"):
+        open_checkpoint(folder).load(device=CPU, dtype=torch.float32)
+    weights.unlink()
+    with pytest.raises(UsageError, match=r"has no model\.safetensors.* Copy the folder again"):
+        open_checkpoint(folder)
+    with pytest.raises(UsageError, match=r"lerobot/pi05_base is not a folder.*models are not downloaded"):
+        open_checkpoint(tmp_path / "lerobot/pi05_base")
 
 
 def test_camera_that_does_not_exist_is_refused_on_both_sides(folder):
@@ -274,7 +320,9 @@ def test_prompts_have_a_fixed_length_whatever_the_cameras(folder):
 def test_transformers_has_no_pi05(tmp_path):
     folder = write_transformers(tmp_path / "stock")
     edit_json(folder / "config.json", model_type="pi05")
-    with pytest.raises(UsageError, match="holds a 'pi05' model of transformers"):
+    with pytest.raises(
+        UsageError, match=r"holds a 'pi05' model of transformers.* Use a folder of LeRobot or openpi"
+    ):
         open_checkpoint(folder)
 
 

@@ -19,6 +19,7 @@ import numpy as np
 from dovetail.actor.board import Board, BoardLayout
 from dovetail.actor.inference import ProcessInference, Request
 from dovetail.config.schema import PluginSection
+from dovetail.core.abilities import PrefersImageScaling
 from dovetail.core.contracts import Policy
 from dovetail.core.errors import FailureError
 from dovetail.core.images import seen_robot
@@ -66,6 +67,12 @@ def _section(folder: Path, device: str) -> PluginSection:
     return PluginSection.parse("policy", {"type": "pi0", "state": ["state"], "device": device, **settings})
 
 
+def _seen(robot: RobotSpec, section: PluginSection, image_size: int) -> RobotSpec:
+    """As in a run: larger images are scaled as the checkpoint was trained."""
+    assert isinstance(section.config, PrefersImageScaling)
+    return seen_robot(robot, image_size, section.config.preferred_image_scaling)
+
+
 def _observation(robot: RobotSpec, number: int) -> Observation:
     """Another image and state for each number."""
     rng = np.random.default_rng(number)
@@ -81,8 +88,9 @@ def _context(number: int) -> ActContext:
 
 def bare_chunks(folder: Path, robot: RobotSpec, *, device: str, image_size: int, num: int) -> ChunkTimes:
     """Call the policy in this process: numpy arrays in, numpy array out."""
-    seen = seen_robot(robot, image_size)
-    policy: Policy = build_acting_policy(_section(folder, device), robot=seen, seed=0)
+    section = _section(folder, device)
+    seen = _seen(robot, section, image_size)
+    policy: Policy = build_acting_policy(section, robot=seen, seed=0)
     policy.warmup()
     times, actions = [], np.zeros(0, np.float32)
     for number in range(num + 2):
@@ -100,9 +108,10 @@ def chunks_of_process(
 ) -> ChunkTimes:
     """Ask the inference process: the time from the request, when the images are on the board, until the actions are."""
     layout = BoardLayout.of(robot, extras={}, horizon=horizon, num_rows=_NUM_ROWS)
+    section = _section(folder, device)
     settings = {
-        "policy": _section(folder, device).to_plain(),
-        "robot": seen_robot(robot, image_size).to_json(),
+        "policy": section.to_plain(),
+        "robot": _seen(robot, section, image_size).to_json(),
         "seed": 0,
         "components": None,
         "run_id": None,

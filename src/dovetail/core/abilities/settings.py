@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any, Protocol, runtime_checkable
 
+from dovetail.core.image_sizes import Scaling
+
 __all__ = [
     "ConfiguresDevice",
     "ConfiguresEmbedding",
@@ -22,6 +24,7 @@ __all__ = [
     "ConfiguresTimeouts",
     "IdentifiesArm",
     "LimitsFrameRate",
+    "PrefersImageScaling",
     "PrefersImageSize",
     "WrapsOperator",
     "WrapsOperators",
@@ -86,6 +89,7 @@ class ConfiguresImageSize(Protocol):
     """A replay that stores images smaller than the camera's. The policy then looks at images of this size."""
 
     image_size: int | str  # longer side in pixels; "auto": 128 or what the policy prefers; "full": unlimited
+    image_scaling: str  # a Scaling; "auto": what the policy prefers
 
     @property
     def max_side(self) -> int | None:
@@ -94,9 +98,17 @@ class ConfiguresImageSize(Protocol):
 
 @runtime_checkable
 class PrefersImageSize(Protocol):
-    """A policy that was trained with images of one size. Class attribute of its config."""
+    """A policy that was trained with images of one size. Attribute of its config."""
 
     preferred_image_size: int  # longer side in pixels
+
+
+@runtime_checkable
+class PrefersImageScaling(Protocol):
+    """A policy that was trained with images that were scaled down in one way. Attribute of its config."""
+
+    @property
+    def preferred_image_scaling(self) -> Scaling: ...
 
 
 @runtime_checkable

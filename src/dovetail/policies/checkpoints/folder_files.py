@@ -7,7 +7,7 @@ other link out of the folder is refused.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -15,8 +15,19 @@ from typing import Any
 from dovetail.core.disk import MAX_JSON_BYTES, open_file, parse_json, read_file
 from dovetail.core.errors import CheckpointError, DovetailError, StoreError, one_line, shown
 
-__all__ = ["MAX_AXES", "MAX_CAMERAS", "MAX_IMAGE_SIDE", "check_size", "clear_errors", "find_file", "read_json"]
+__all__ = [
+    "MAX_AXES",
+    "MAX_CAMERAS",
+    "MAX_IMAGE_SIDE",
+    "check_size",
+    "clear_errors",
+    "find_file",
+    "is_openpi",
+    "read_json",
+    "type_hint",
+]
 
+READABLE = ("pi0", "pi05", "smolvla", "act", "diffusion")  # policies that read published folders
 MAX_AXES = 1024  # of a state or an action
 MAX_CAMERAS = 32
 MAX_IMAGE_SIDE = 4096  # pixels
@@ -51,6 +62,18 @@ def read_json(path: Path, *, root: Path | None = None) -> dict[str, Any]:
     if not isinstance(data, dict):
         raise CheckpointError(f"{path} holds no JSON object. Copy the folder again")
     return data
+
+
+def is_openpi(config: Mapping[str, Any]) -> bool:
+    """Whether this is the config.json of a checkpoint of openpi, converted to PyTorch."""
+    return {"action_dim", "action_horizon", "paligemma_variant"} <= config.keys()
+
+
+def type_hint(found: object) -> str:
+    """What to do with a folder of another model."""
+    if found in READABLE:
+        return f"Set policy.type={found}, or name another folder"
+    return f"Dovetail reads {', '.join(READABLE[:-1])} and {READABLE[-1]}"
 
 
 def check_size(path: Path, *, max_bytes: int) -> None:

@@ -21,6 +21,7 @@ __all__ = ["WeightFiles", "check_file", "tensors_of"]
 
 _MAX_SMALL_BYTES = 16 << 20
 _LENGTH_BYTES = 8  # the length of the header, little-endian
+_POINTER = b"version https://git-lfs"  # what git has in place of a large file
 _TYPES = (
     "F64",
     "F32",
@@ -106,11 +107,11 @@ def _find_files(folder: Path) -> Mapping[Path, frozenset[str]]:
         shards = sorted(p.name for p in folder.glob("*.safetensors") if p.name.startswith("model-"))
         pickles = sorted(p.name for pattern in _PICKLES for p in folder.glob(pattern))
         found = (
-            f" It has shards but no {_INDEX}."
+            f" It has shards but no {_INDEX}. Copy the folder again."
             if shards
             else f" {pickles[0]} may be a pickle, which is a program and is not read: convert it to safetensors."
             if pickles
-            else ""
+            else " Copy the folder again."
         )
         raise UsageError(f"{folder} has no model.safetensors and no {_INDEX}.{found}")
     names = read_json(index).get("weight_map")
@@ -150,7 +151,13 @@ def _check_header(path: Path, found: Path) -> None:
     """The library would accept a header of 100 MB, and holes of any size."""
     try:
         with open_file(found) as file:
-            length = int.from_bytes(file.read(_LENGTH_BYTES), "little")
+            start = file.read(_LENGTH_BYTES)
+            if (
+                start == _POINTER[:_LENGTH_BYTES]
+                and file.read(len(_POINTER) - _LENGTH_BYTES) == _POINTER[_LENGTH_BYTES:]
+            ):
+                raise CheckpointError(f"{path} is only a pointer of Git LFS. Run `git lfs pull` in its folder")
+            length = int.from_bytes(start, "little")
             if length > min(MAX_JSON_BYTES, os.fstat(file.fileno()).st_size):
                 raise _damaged(path, f"its header should have {length} bytes")
             header = parse_json(file.read(length))

@@ -23,6 +23,7 @@ from dovetail.policies.checkpoints.folder_files import (
     MAX_IMAGE_SIDE,
     clear_errors,
     read_json,
+    type_hint,
 )
 from dovetail.policies.checkpoints.weight_files import WeightFiles
 from dovetail.policies.components import NORMALIZER
@@ -105,13 +106,15 @@ def open_folder(path: Path, *, policy: str | None = None) -> Folder:
 def _open(path: Path, policy: str | None) -> Folder:
     if not (path / "config.json").is_file():
         what = "has no config.json" if path.is_dir() else "is not a folder"
-        raise UsageError(f"policy.checkpoint: {path} {what}. Name LeRobot's folder with config.json")
+        raise UsageError(
+            f"policy.checkpoint: {path} {what}. Name LeRobot's folder with config.json; models are not downloaded"
+        )
     config = read_json(path / "config.json")
     found = config.get("type")
     if found not in (POLICIES if policy is None else (policy,)):
         wanted = " or ".join(POLICIES) if policy is None else policy
         what = f"a '{found}' policy" if isinstance(found, str) else "no policy of a known type"
-        raise UsageError(f"{path} holds {what}, but LeRobot's '{wanted}' was expected")
+        raise UsageError(f"{path} holds {what}, but LeRobot's '{wanted}' was expected. {type_hint(found)}")
     features = {
         key: tuple(int(size) for size in feature["shape"])
         for key, feature in {**config["input_features"], **config["output_features"]}.items()

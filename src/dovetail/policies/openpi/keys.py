@@ -260,12 +260,12 @@ def _image(value: Any, spec: ArraySpec, *, key: str) -> Array:
     if image.shape == spec.shape:
         return image
     if is_fitted(spec.shape, value.shape):
-        return resize_images(value, spec.shape)
+        return resize_images(value, spec)
     if (inside := _without_border(value, spec.shape)) is not None:
         return inside
     raise UsageError(
         f"'{key}' has {value.shape[1]}x{value.shape[0]} pixels, but the policy looks at {spec.shape[1]}x{spec.shape[0]}. "
-        "Send this size, or the camera's own"
+        "Send this size, or a larger one of the same aspect ratio"
     )
 
 

@@ -236,7 +236,10 @@ def _array_from_json(data: Mapping[str, Any]) -> ArraySpec:
     shape, names = [checked_int(n, low=0) for n in data["shape"]], [_name(name) for name in data["names"]]
     if data["dtype"] not in DTYPES.keys() - {"bfloat16"} or len(shape) > 8:  # no sensor or arm has bfloat16
         raise ValueError("unknown dtype, or too many dimensions")
-    return ArraySpec.from_json({"shape": shape, "dtype": data["dtype"], "names": names, **limits})
+    scaling = data.get("scaling", "averaged")
+    return ArraySpec.from_json(
+        {"shape": shape, "dtype": data["dtype"], "names": names, "scaling": scaling, **limits}
+    )
 
 
 def _num_bytes(spec: ArraySpec) -> int:

@@ -352,5 +352,6 @@ def _no_statistics(checkpoint: Checkpoint) -> str:
         return f"{checkpoint.folder} has statistics of several robots. Choose one with policy.stats: {names}"
     return (
         f"{checkpoint.folder} has no statistics of states and actions, so its actions have no unit. Set policy.stats to a "
-        "stats.json (LeRobot) or norm_stats.json (openpi) of the data that it was trained with"
+        "stats.json (LeRobot) or norm_stats.json (openpi) of its training data. A run that trains it can compute them: "
+        "policy.fit_stats=true"
     )

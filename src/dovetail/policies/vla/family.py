@@ -27,28 +27,9 @@ from dovetail.policies.vla.networks.transformers import VisionTower, masked_mean
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
-__all__ = ["Export", "Family", "FlowNetwork", "Format", "Layout", "NetworkPart", "PrepareImages", "Sizes"]
+__all__ = ["Export", "Family", "FlowNetwork", "Format", "Layout", "NetworkPart", "PrepareImages"]
 
 Format = Literal["LeRobot", "transformers", "openpi"]  # of a folder
-
-
-class Sizes(Protocol):
-    """The sizes that every family has."""
-
-    @property
-    def image_size(self) -> int: ...
-    @property
-    def vocabulary(self) -> int: ...
-    @property
-    def num_prompt_tokens(self) -> int: ...
-    @property
-    def horizon(self) -> int: ...
-    @property
-    def state_size(self) -> int: ...
-    @property
-    def action_size(self) -> int: ...
-    @property
-    def num_flow_steps(self) -> int: ...
 
 
 class NetworkPart(nn.ModuleDict):
@@ -69,7 +50,7 @@ class FlowNetwork(nn.Module, metaclass=ABCMeta):  # ABC as a base would have ano
     All shapes are fixed and nothing depends on values, so `prefix` and `velocity` can be compiled and captured in a CUDA
     graph."""
 
-    sizes: Any  # Sizes of its family
+    sizes: Any  # VlaSizes of its family
     vision: VisionTower
     embedding: nn.Embedding
     text_layers: nn.ModuleList
@@ -162,7 +143,7 @@ class FlowNetwork(nn.Module, metaclass=ABCMeta):  # ABC as a base would have ano
 class Layout:
     """The sizes of a network and where its weights are in a folder's files."""
 
-    sizes: Any  # Sizes of its family
+    sizes: Any  # VlaSizes of its family
     sources: Mapping[str, tuple[str, ...]]  # parameter: the tensors that make it, joined along the first axis
     is_unused: Callable[[str], bool]  # tensors that are not needed
 

@@ -115,9 +115,8 @@ class VlaPolicy(ActingVla):
 
     @property
     def num_features(self) -> int:
-        sizes = self._setup.checkpoint.layout.sizes
-        num: int = sizes.text.width + sizes.state_size
-        return num
+        sizes = self._setup.checkpoint.sizes
+        return sizes.text.width + sizes.state_size
 
     def features(self, observations: Mapping[str, Tensor], *, encoder: nn.ModuleDict | None = None) -> Any:
         """The inputs of the network, [B]. Images may be features that the replay cached."""
@@ -143,8 +142,7 @@ class VlaPolicy(ActingVla):
     @property
     def embedding_width(self) -> int:
         """See HasEmbeddings."""
-        width: int = self._setup.checkpoint.layout.sizes.text.width
-        return width
+        return self._setup.checkpoint.sizes.text.width
 
     def embeddings(self, observations: Mapping[str, Array]) -> tuple[Tensor, Tensor]:
         state = self._setup.state_axes.read(observations)
@@ -291,7 +289,7 @@ class VlaPolicy(ActingVla):
         """Tokens of the vision tower, if it is frozen and `policy.cache_vision` is set."""
         if not self._config.cache_vision:
             return {}
-        sizes = self._setup.checkpoint.layout.sizes
+        sizes = self._setup.checkpoint.sizes
         spec = ArraySpec(shape=(sizes.vision.num_tokens, sizes.text.width), dtype="float32")
         return dict.fromkeys(self._setup.cameras.values(), spec)
 
@@ -300,7 +298,7 @@ class VlaPolicy(ActingVla):
         return self._trained.digest if self._config.cache_vision else ""
 
     def encode(self, key: str, frames: Array) -> Array:
-        frames = resize_images(frames, self.spec.observation[key].shape)
+        frames = resize_images(frames, self.spec.observation[key])
         found = []
         with torch.no_grad():
             for first in range(0, len(frames), 64):

@@ -36,7 +36,10 @@ class PromptTokenizer:
         file = path / "tokenizer.json" if path.is_dir() else path
         hint = f"It is in the model '{origin}'"
         if not file.is_file():
-            raise UsageError(f"no tokenizer: {file} does not exist. {hint}: set policy.tokenizer")
+            raise UsageError(
+                f"no tokenizer: {file} does not exist. {hint}: copy it from there to this place, or set "
+                "policy.tokenizer"
+            )
         # a file that the user named may be a link; one of a folder stays in it
         self._tokenizer = _read(file, find_file(file) if path.is_dir() else Path(os.path.realpath(file)), hint)
         self._cuts_left = _cuts_left(file.with_name("tokenizer_config.json"))

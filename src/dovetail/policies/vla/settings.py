@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from contextlib import suppress
+from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
 from dovetail.config.model import Config
+from dovetail.core.errors import CheckpointError
+from dovetail.core.image_sizes import Scaling
+from dovetail.policies.checkpoints.folder_files import is_openpi, read_json
 from dovetail.policies.components import ComponentConfig, NetworkPolicyConfig, TorchPolicyConfig
 from dovetail.policies.settings import AdvantageInputConfig, GuidanceConfig, PathNoiseConfig, SteeringConfig
 
@@ -107,6 +112,17 @@ class VlaConfig(TorchPolicyConfig, AdvantageInputConfig):
     """Initial noise of deterministic chunks: always the same, or from the seed of each call."""
     guidance: GuidanceConfig = Field(default_factory=GuidanceConfig)
     """How a chunk continues the one before (real-time chunking)."""
+
+    @property
+    def preferred_image_scaling(self) -> Scaling:
+        """As the weights were trained: LeRobot interpolates, openpi's client averages."""
+        if self.checkpoint is None:  # new weights know neither
+            return "averaged"
+        folders = [Path(folder).expanduser() for folder in (self.adapter, self.checkpoint) if folder is not None]
+        for folder in folders:  # an adapter's folder may have the config of its training
+            with suppress(CheckpointError):  # the policy refuses the folder, with the reason
+                return "averaged" if is_openpi(read_json(folder / "config.json")) else "interpolated"
+        return "interpolated"
 
     @model_validator(mode="after")
     def _check_training(self) -> Self:

@@ -64,7 +64,7 @@ from dovetail.runs.assembly.policy_components import (
     proposal_steps,
 )
 from dovetail.runs.assembly.policy_rate import policy_robot
-from dovetail.runs.assembly.seen_images import image_size
+from dovetail.runs.assembly.seen_images import check_base_images, image_scaling, image_size
 from dovetail.runs.assembly.stop_devices import StopDevices
 from dovetail.runs.assembly.workcell import Workcell, build_workcell
 
@@ -141,6 +141,7 @@ class Assembly:
 
     def _fitting(self, build: Callable[..., Policy]) -> Policy:
         robot, config = self.policy_robot, self.config
+        check_base_images(config, self.robot.spec)
         policy = build(config.policy, robot=robot, seed=config.run.seed, components=self.components)
         match(robot, policy=policy.spec, task=self.task.spec)
         return policy
@@ -175,9 +176,11 @@ class Assembly:
 
     def replay(self, folder: Path, *, keys: tuple[str, ...]) -> Replay:
         section = self.config.replay
-        if isinstance(section.config, ConfiguresImageSize) and section.config.image_size == "auto":
-            chosen = section.config.model_copy(update={"image_size": image_size(self.config)})
-            section = replace(section, config=chosen)
+        if isinstance(section.config, ConfiguresImageSize):
+            chosen: dict[str, Any] = {"image_scaling": image_scaling(self.config)}
+            if section.config.image_size == "auto":
+                chosen["image_size"] = image_size(self.config)
+            section = replace(section, config=section.config.model_copy(update=chosen))
         replay: Replay = section.build(folder=folder, keys=keys)
         return replay
 

@@ -11,7 +11,7 @@ from dovetail.core.images import seen_robot
 from dovetail.core.policy_rate import at_policy_rate
 from dovetail.core.specs import RobotSpec
 from dovetail.core.types import TicksPerStep
-from dovetail.runs.assembly.seen_images import image_size
+from dovetail.runs.assembly.seen_images import image_scaling, image_size
 
 __all__ = ["policy_robot", "refuse_other_rate", "ticks_of_step"]
 
@@ -29,7 +29,8 @@ def ticks_of_step(config: RunConfig, robot: RobotSpec) -> TicksPerStep:
 
 def policy_robot(config: RunConfig, robot: RobotSpec) -> RobotSpec:
     """The robot as its policy sees it: at the policy's rate, with larger images scaled down."""
-    return at_policy_rate(seen_robot(robot, image_size(config)), ticks_of_step(config, robot))
+    seen = seen_robot(robot, image_size(config), image_scaling(config))
+    return at_policy_rate(seen, ticks_of_step(config, robot))
 
 
 def refuse_other_rate(trained: RunConfig, config: RunConfig) -> None:

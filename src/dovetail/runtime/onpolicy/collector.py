@@ -32,7 +32,7 @@ from dovetail.processes.array_channel import ArrayChannel
 from dovetail.processes.channel import ChannelClosed
 from dovetail.processes.child import WorkerProcess, run_worker
 from dovetail.runs.assembly.policy_components import build_acting_policy
-from dovetail.runs.assembly.seen_images import image_size
+from dovetail.runs.assembly.seen_images import image_scaling, image_size
 from dovetail.runs.folder import RunFolder
 from dovetail.runtime.onpolicy.rollout_collector import Collector
 from dovetail.runtime.onpolicy.world_processes import (
@@ -79,6 +79,7 @@ def collector_settings(
         "record": record,
         "execution_horizon": actor.execution_horizon if isinstance(actor, ActorConfig) else None,
         "image_size": image_size(config),
+        "image_scaling": image_scaling(config),
     }
 
 
@@ -92,7 +93,7 @@ def build_collector(settings: Mapping[str, Any], worlds: Mapping[str, Array]) ->
         ValuedPolicy,
         build_acting_policy(
             PluginSection.parse("policy", settings["policy"]),
-            robot=seen_robot(workcells[0].robot.spec, settings["image_size"]),
+            robot=seen_robot(workcells[0].robot.spec, settings["image_size"], settings["image_scaling"]),
             seed=seed,
             components=Path(settings["components"]) if settings["components"] else None,
         ),

@@ -132,7 +132,7 @@ class World:
         values = {key: observation.values[key] for key in self._spec.observation}
         for key, spec in self._spec.observation.items():
             if spec.is_picture:
-                values[key] = resize_images(values[key], spec.shape)
+                values[key] = resize_images(values[key], spec)
         self._inputs = {key: row[0] for key, row in self._history.add(values).items()}
         self._observation = observation
         return observation

@@ -12,8 +12,9 @@ from dovetail.policies.checkpoints.normalization import Normalization
 from dovetail.policies.checkpoints.weight_files import WeightFiles
 from dovetail.policies.vla.checkpoints.adapters import Adapter
 from dovetail.policies.vla.checkpoints.load import load_network
-from dovetail.policies.vla.family import Family, FlowNetwork, Format, Layout, Sizes
+from dovetail.policies.vla.family import Family, FlowNetwork, Format, Layout
 from dovetail.policies.vla.lora import Place
+from dovetail.policies.vla.networks.sizes import VlaSizes
 
 __all__ = ["Checkpoint"]
 
@@ -40,8 +41,8 @@ class Checkpoint:
     assets: tuple[str, ...] = ()  # openpi: files with statistics of several robots, of which one must be chosen
 
     @property
-    def sizes(self) -> Sizes:
-        sizes: Sizes = self.layout.sizes
+    def sizes(self) -> VlaSizes:
+        sizes: VlaSizes = self.layout.sizes
         return sizes
 
     def tensor(self, key: str) -> Tensor:

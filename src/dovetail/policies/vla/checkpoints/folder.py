@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from dovetail.core.errors import UsageError
-from dovetail.policies.checkpoints.folder_files import clear_errors, read_json
+from dovetail.policies.checkpoints.folder_files import clear_errors, is_openpi, read_json, type_hint
 from dovetail.policies.checkpoints.weight_files import WeightFiles
 from dovetail.policies.vla.checkpoints import lerobot_folder, openpi_folder, transformers_folder
 from dovetail.policies.vla.checkpoints.adapters import CONFIG, read_adapter
@@ -45,13 +45,15 @@ def open_checkpoint(
 
 def _open(folder: Path, family: Family | None, *, stats: Path | None, adapter: Path | None) -> Checkpoint:
     if not folder.is_dir():
-        raise UsageError(f"policy.checkpoint: {folder} is not a folder. Name the folder with config.json")
+        raise UsageError(
+            f"policy.checkpoint: {folder} is not a folder. Name a folder with config.json; models are not downloaded"
+        )
     if (folder / "params").is_dir() and not (folder / "config.json").is_file():
         raise UsageError(
             f"{folder} is a JAX checkpoint of openpi (params/). Convert it to PyTorch with openpi's own script first"
         )
     if not (folder / "config.json").is_file():
-        raise UsageError(f"{folder} has no config.json, so it is no published checkpoint")
+        raise UsageError(f"{folder} has no config.json, so it is no published checkpoint. Name the folder with it")
     config = read_json(folder / "config.json")
     format_, name = _described(folder, config, family)
     if (folder / CONFIG).is_file() and not any(folder.glob("model*.safetensors")):
@@ -62,7 +64,7 @@ def _open(folder: Path, family: Family | None, *, stats: Path | None, adapter: P
     files = WeightFiles(folder)
     found = FAMILIES[_told_by_weights(folder, files, name)]
     if family is not None and found is not family:
-        raise UsageError(_another(folder, f"{found.name} (its weights say so)", family))
+        raise UsageError(_another(folder, f"{found.name} (its weights say so)", family, found.name))
     if adapter is None and (folder / CONFIG).is_file():
         adapter = folder
     trained = adapter if adapter is not None and (adapter / "config.json").is_file() else folder
@@ -80,7 +82,7 @@ def _open(folder: Path, family: Family | None, *, stats: Path | None, adapter: P
 
 def _described(folder: Path, config: Mapping[str, Any], family: Family | None) -> tuple[Format, str | None]:
     """The format, and the family's name where config.json has it: openpi's has none."""
-    if {"action_dim", "action_horizon", "paligemma_variant"} <= config.keys():
+    if is_openpi(config):
         return "openpi", None
     keys: tuple[tuple[str, Format], ...] = (("type", "LeRobot"), ("model_type", "transformers"))
     for key, format_ in keys:
@@ -89,7 +91,7 @@ def _described(folder: Path, config: Mapping[str, Any], family: Family | None) -
         name = str(config[key])
         known = name in FAMILIES and format_ in FAMILIES[name].layouts
         if not known or (family is not None and name != family.name):
-            raise UsageError(_another(folder, f"a '{name}' model of {format_}", family))
+            raise UsageError(_another(folder, f"a '{name}' model of {format_}", family, name))
         return format_, name
     raise UsageError(
         f"{folder}/config.json is of no known format: it has neither LeRobot's `type`, transformers' `model_type` nor "
@@ -107,7 +109,11 @@ def _told_by_weights(folder: Path, files: WeightFiles, name: str | None) -> str:
     return name  # incomplete weights: the reader names what is missing
 
 
-def _another(folder: Path, what: str, family: Family | None) -> str:
+def _another(folder: Path, what: str, family: Family | None, name: str) -> str:
+    if name in FAMILIES and (family is None or name == family.name):
+        return (
+            f"{folder} holds {what}, which is unknown here. Use a folder of {' or '.join(FAMILIES[name].layouts)}"
+        )
     if family is None:
-        return f"{folder} holds {what}, which is unknown here. Known: {', '.join(FAMILIES)}"
-    return f"{folder} holds {what}, but policy '{family.name}' reads {family.name} only. Set policy.type"
+        return f"{folder} holds {what}. {type_hint(name)}"
+    return f"{folder} holds {what}, but policy '{family.name}' reads {family.name} only. {type_hint(name)}"

@@ -36,8 +36,10 @@ _BUFFERS = {STATE: "normalize_inputs.buffer_observation_state.", ACTION: "unnorm
 
 
 def open_folder(folder: Path, config: Mapping[str, Any], files: WeightFiles, family: Family) -> Checkpoint:
-    layout = family.layouts["LeRobot"](folder, config, files.shapes)
     before, after = (_steps(folder / name, family) for name in (PREPROCESSOR, POSTPROCESSOR))
+    if (num_tokens := before.get("tokenizer_processor", {}).get("max_length")) is not None:
+        config = {**config, "tokenizer_max_length": num_tokens}  # LeRobot acts as the processors say
+    layout = family.layouts["LeRobot"](folder, config, files.shapes)
     normalizer, unnormalizer = before.get("normalizer_processor"), after.get("unnormalizer_processor")
     modes = {"VISUAL": "IDENTITY", "STATE": family.mode, "ACTION": family.mode, **config["normalization_mapping"]}
     modes |= {  # LeRobot acts as the processors say, whatever its config says
@@ -84,10 +86,14 @@ def _steps(path: Path, family: Family) -> dict[str, dict[str, Any]]:
         name = step.get("registry_name")
         if name is None:
             raise UsageError(
-                f"{path} has a step of class '{step.get('class')}', which would import code. It is not read"
+                f"{path} has a step of class '{step.get('class')}', which would import code. It is not "
+                "read: save the policy without it"
             )
         if name not in known:
-            raise UsageError(f"{path} has step '{name}', which is unknown here. Known: {', '.join(sorted(known))}")
+            raise UsageError(
+                f"{path} has step '{name}', which is unknown here. Save the policy without it. Known: "
+                f"{', '.join(sorted(known))}"
+            )
         found[name] = {**step.get("config", {}), "state_file": step.get("state_file")}
     return found
 

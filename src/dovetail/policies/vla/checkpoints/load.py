@@ -48,14 +48,28 @@ def _check(files: WeightFiles, layout: Layout, network: FlowNetwork, *, name: st
     sources = layout.sources
     needed = {key for theirs in sources.values() for key in theirs}
     unexpected = {key for key in files.shapes.keys() - needed if not layout.is_unused(key)}
-    for what, keys in (("lacks", needed - files.shapes.keys()), ("has unexpected", unexpected)):
+    for what, keys, remedy in (
+        (
+            "lacks",
+            needed - files.shapes.keys(),
+            f"a complete {model} needs them all. Copy the folder again, or save the model again",
+        ),
+        (
+            "has unexpected",
+            unexpected,
+            f"{model} has no such weights. Use a folder that was saved without additions",
+        ),
+    ):
         if keys:
             names, rest = [shown(key, max_chars=200) for key in sorted(keys)[:3]], len(keys) - 3
             more = f" and {rest} more" if rest > 0 else ""
-            raise CheckpointError(f"{name} {what} {', '.join(names)}{more}: it does not hold a complete {model}")
+            raise CheckpointError(f"{name} {what} {', '.join(names)}{more}: {remedy}")
     for ours, parameter in network.named_parameters():
         shapes = [files.shapes[key] for key in sources[ours]]
         joined = (sum(shape[0] for shape in shapes), *shapes[0][1:]) if shapes[0] else ()
         if joined != tuple(parameter.shape) or len({shape[1:] for shape in shapes}) > 1:
             found = " and ".join(f"{key} {list(files.shapes[key])}" for key in sources[ours])
-            raise CheckpointError(f"{name}: {found} should be {list(parameter.shape)}, which its config says")
+            raise CheckpointError(
+                f"{name}: {found} should be {list(parameter.shape)}, as its config says. Copy "
+                "config.json and the weights from the same folder"
+            )

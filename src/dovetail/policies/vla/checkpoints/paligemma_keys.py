@@ -99,7 +99,7 @@ def _sizes_from_shapes(
 
     def shape(key: str) -> tuple[int, ...]:
         if key not in shapes:
-            raise CheckpointError(f"{folder} lacks {key}: it does not hold a complete model")
+            raise CheckpointError(f"{folder} lacks {key}: a complete model needs it. Copy the folder again")
         return shapes[key]
 
     def gemma(prefix: str) -> GemmaSizes:

@@ -14,6 +14,7 @@ from typing import Any
 
 from dovetail.core.errors import CheckpointError, shown
 from dovetail.policies.checkpoints.folder_files import MAX_AXES
+from dovetail.policies.vla.networks.sizes import VlaSizes
 
 __all__ = ["check_sizes"]
 
@@ -31,7 +32,7 @@ _MAX_PATCHES = 64 * 64
 _MAY_BE_ZERO = ("self_attention_every",)
 
 
-def check_sizes(folder: Path, sizes: Any, shapes: Mapping[str, tuple[int, ...]]) -> None:
+def check_sizes(folder: Path, sizes: VlaSizes, shapes: Mapping[str, tuple[int, ...]]) -> None:
     """Raise CheckpointError for sizes that the tensors of these shapes cannot have."""
     longest = max((axis for shape in shapes.values() for axis in shape), default=0)
     for name, value in _numbers(sizes):

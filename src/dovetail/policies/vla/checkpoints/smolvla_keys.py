@@ -47,7 +47,7 @@ def lerobot_layout(folder: Path, config: Mapping[str, Any], shapes: _Shapes) -> 
 def _sizes(folder: Path, config: Mapping[str, Any], shapes: _Shapes) -> SmolVLASizes:
     def shape(key: str) -> tuple[int, ...]:
         if key not in shapes:
-            raise CheckpointError(f"{folder} lacks {key}: it does not hold a complete smolvla")
+            raise CheckpointError(f"{folder} lacks {key}: a complete smolvla needs it. Copy the folder again")
         return shapes[key]
 
     def llama(prefix: str) -> GemmaSizes:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-__all__ = ["GemmaSizes", "Pi0Sizes", "Pi05Sizes", "SmolVLASizes", "VisionSizes"]
+__all__ = ["GemmaSizes", "Pi0Sizes", "Pi05Sizes", "SmolVLASizes", "VisionSizes", "VlaSizes"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,15 +43,14 @@ class GemmaSizes:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pi0Sizes:
-    """The whole model. Text model and expert share heads and depth, because the expert attends to the text model's keys."""
+class VlaSizes:
+    """The sizes that every family has. Text model and expert share heads and depth, because the expert attends to the text
+    model's keys."""
 
-    is_adaptive: ClassVar[bool] = False  # time changes the expert's norms
-
-    vision: VisionSizes = field(default_factory=VisionSizes)
-    text: GemmaSizes = field(default_factory=GemmaSizes)
-    expert: GemmaSizes = field(default_factory=lambda: GemmaSizes(width=1024, mlp_width=4096))
-    vocabulary: int = 257152
+    vision: VisionSizes
+    text: GemmaSizes
+    expert: GemmaSizes
+    vocabulary: int
     num_prompt_tokens: int = 48
     num_cameras: int = 3
     horizon: int = 50
@@ -63,11 +62,26 @@ class Pi0Sizes:
     has_float64_times: bool = True  # transformers has float32, which rounds sines of angles up to 1600 by 1e-4
 
     def __post_init__(self) -> None:
-        _check_expert(self.text, self.expert)
+        for name in ("num_layers", "num_heads", "num_kv_heads", "head_size"):
+            if getattr(self.text, name) != getattr(self.expert, name):
+                raise ValueError(
+                    f"text model and action expert differ in {name}: {getattr(self.text, name)} and "
+                    f"{getattr(self.expert, name)}. The expert attends to the text model, so both must be equal"
+                )
 
     @property
     def image_size(self) -> int:
         return self.vision.image_size
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pi0Sizes(VlaSizes):
+    is_adaptive: ClassVar[bool] = False  # time changes the expert's norms
+
+    vision: VisionSizes = field(default_factory=VisionSizes)
+    text: GemmaSizes = field(default_factory=GemmaSizes)
+    expert: GemmaSizes = field(default_factory=lambda: GemmaSizes(width=1024, mlp_width=4096))
+    vocabulary: int = 257152
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,10 +92,8 @@ class Pi05Sizes(Pi0Sizes):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SmolVLASizes:
+class SmolVLASizes(VlaSizes):
     """SmolVLA on SmolVLM2-500M: its vision, the first 16 of its 32 text layers, and an expert of 0.75 times the width."""
-
-    has_float64_times: ClassVar[bool] = True
 
     vision: VisionSizes = field(
         default_factory=lambda: VisionSizes(
@@ -98,33 +110,9 @@ class SmolVLASizes:
             width=720, num_layers=16, num_heads=15, num_kv_heads=5, head_size=64, mlp_width=2048
         )
     )
+    vocabulary: int = 49280
     self_attention_every: int = 2
     """Layers 0, n, 2n ... of the expert attend to actions too, the others to the prefix only. 0: none does."""
-    vocabulary: int = 49280
-    num_prompt_tokens: int = 48
-    num_cameras: int = 3
-    horizon: int = 50
-    state_size: int = 32
-    action_size: int = 32
-    num_flow_steps: int = 10
-    min_period: float = 4e-3  # of the time embedding
-    max_period: float = 4.0
-
-    def __post_init__(self) -> None:
-        _check_expert(self.text, self.expert)
-
-    @property
-    def image_size(self) -> int:
-        return self.vision.image_size
 
     def is_self_attention(self, layer: int) -> bool:
         return self.self_attention_every > 0 and layer % self.self_attention_every == 0
-
-
-def _check_expert(text: GemmaSizes, expert: GemmaSizes) -> None:
-    for name in ("num_layers", "num_heads", "num_kv_heads", "head_size"):
-        if getattr(text, name) != getattr(expert, name):
-            raise ValueError(
-                f"text model and action expert differ in {name}: {getattr(text, name)} and {getattr(expert, name)}. "
-                "The expert attends to the text model, so both must be equal"
-            )
