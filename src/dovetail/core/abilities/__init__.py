@@ -33,6 +33,7 @@ from dovetail.core.abilities.operators import (
     Pauses,
     Restarts,
     Resumes,
+    SharesRobot,
     StartsSlowly,
     WatchesStop,
 )
@@ -161,6 +162,7 @@ __all__ = [
     "Resumes",
     "RewardsAtEnd",
     "Shards",
+    "SharesRobot",
     "SlowLabeler",
     "StagesWeights",
     "StartsSlowly",
