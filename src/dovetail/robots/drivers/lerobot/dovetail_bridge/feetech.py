@@ -18,7 +18,7 @@ _CORRUPT = -7  # COMM_RX_CORRUPT of the package
 _SUCCESS = 0
 _OVERHEAD = 6  # bytes of an answer that are no data
 _QUIET_S, _LONGEST_DRAIN_S = 0.06, 0.3
-_WAIT_S = 0.005  # the package then checks its own timeout, of some 50 ms
+_WAIT_S = 0.05  # then the package looks at its own timeout, of some 50 ms: a late answer has up to 0.1 s
 
 
 def check_lengths(bus: Any) -> None:
