@@ -76,9 +76,12 @@ def test_console_ends_when_the_run_is_killed(finished):
     eventually(lambda: is_gone(pid))
 
 
-def test_keyboard_needs_a_terminal_and_excludes_the_console(cli, toy):
+@pytest.mark.parametrize(
+    "operator", ["{type: keyboard}", "{type: several, operators: [{type: keyboard, part: arm}]}"]
+)
+def test_keyboard_needs_a_terminal_and_excludes_the_console(cli, toy, operator):
     for more, reason in (((), "needs a terminal"), (("--console",), "use only one of them")):
-        result = cli("run", toy, "operator={type: keyboard}", "--quiet", *more)
+        result = cli("run", toy, f"operator={operator}", "--quiet", *more)
         assert result.code == UsageError.exit_code
         assert reason in result.line
         assert not Path("runs").exists() or not list(Path("runs").iterdir())

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from dovetail.cli._judging_keys import JudgingKeys
+from dovetail.config.schema import PluginSection
 from dovetail.core.types import Event
 from dovetail.human.axes import num_drive_axes
 from dovetail.human.mailbox import Mailbox, MailboxReader
@@ -38,7 +39,7 @@ class Stop:
 
 
 def config(operator):
-    return SimpleNamespace(operator=SimpleNamespace(type=operator))
+    return SimpleNamespace(operator=PluginSection.parse("operator", operator))
 
 
 @pytest.fixture
@@ -67,6 +68,17 @@ def test_keys_judge_the_arm_that_is_evaluated_now(terminal):
             wait_until(lambda link=link, event=event: link.event() is event)
         os.write(terminal, b"\x1b")
         wait_until(lambda: stop.pressed_by == ["keyboard"])
+
+
+def test_keys_judge_if_the_keyboard_is_one_of_several_operators(terminal):
+    link = Link()
+    several = {
+        "type": "several",
+        "operators": [{"type": "gamepad", "part": "arm"}, {"type": "keyboard", "part": "base"}],
+    }
+    with JudgingKeys() as keys:
+        keys(config(several), link, SPEC, Stop())
+    assert link.waits
 
 
 def test_keys_are_not_read_for_another_operator(terminal):

@@ -12,8 +12,9 @@ from dovetail.config.schema import PluginSection
 from dovetail.core.errors import ConfigError, UsageError
 from dovetail.core.types import Purpose
 from dovetail.human.leader import LeaderOperator
+from dovetail.human.mailbox import Mailbox, MailboxWriter
 from dovetail.human.several import SeveralOperators
-from dovetail.runs.assembly.operators import console_config, drives_part, parse_inner
+from dovetail.runs.assembly.operators import console_config, console_operator, drives_part, parse_inner
 from dovetail.runs.assembly.workcell import build_workcell
 from dovetail.testing.leader_arm import EmulatedLeader
 from support.waiting import wait_until
@@ -97,6 +98,33 @@ def test_several_operators_are_built_with_their_parts(tmp_path):
     assert isinstance(person, SeveralOperators) and person.name == "leader+gamepad"
     assert person.drives.all()
     cell.close()
+
+
+@pytest.mark.parametrize("kind", ["keyboard", "browser"])
+def test_one_of_several_operators_may_be_at_the_console_and_drives_its_part(tmp_path, kind):
+    inner = [leader(tmp_path / "leader.json"), {"type": kind, "part": "base", "speed": 0.5}]
+    operator = section(type="several", operators=inner)
+    assert console_operator(operator).type == kind
+    driven = console_config(operator)
+    assert (driven.part, driven.speed) == ("base", 0.5)
+    cell, box = cell_for(operator), Mailbox(11)
+    person = cell.operator(Purpose.ONLINE, operator, demo_noise=0.0, console=cell.console_control(box, operator))
+    EmulatedLeader.put(tmp_path / "leader.json", (0.0, 0.0, 1.0))
+    person.reset(rng=np.random.default_rng(0), robot_minutes=0.0)
+    assert person.name == f"leader+{kind}"
+    axes = np.zeros(11, np.float32)
+    axes[3] = 1.0
+    MailboxWriter(box).drive(session=1, sequence=1, held=True, axes=axes, expires_s=2.0)
+    polled = person.poll(cell.robot.observe())
+    assert polled.axes.tolist() == [False, False, False, True, True]
+    assert polled.action[3:] == pytest.approx((0.2, 0.0))
+    cell.close()
+
+
+def test_two_operators_at_the_console_are_refused():
+    inner = [{"type": "keyboard", "part": "arm"}, {"type": "browser", "part": "base"}]
+    with pytest.raises(UsageError, match="keyboard and browser cannot drive one robot together"):
+        console_config(section(type="several", operators=inner))
 
 
 def test_column_of_axes_exists_only_if_a_person_may_drive_a_part():

@@ -12,6 +12,7 @@ from dovetail.human.keyboard import ACKNOWLEDGE_KEY, JUDGING_HELP, TerminalKeys
 from dovetail.human.mailbox import Mailbox
 from dovetail.live.link import LiveLink
 from dovetail.live.run_stop import RunStop
+from dovetail.runs.assembly.operators import console_operator
 
 __all__ = ["JudgingKeys"]
 
@@ -31,7 +32,8 @@ class JudgingKeys:
         self._stack.close()
 
     def __call__(self, config: RunConfig, link: LiveLink, robot: RobotSpec, stop: RunStop) -> None:
-        if config.operator.type != "keyboard":
+        operator = console_operator(config.operator)
+        if operator is None or operator.type != "keyboard":
             return
         self._newest = (link, robot, stop)
         if not self._said:

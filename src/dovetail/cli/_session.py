@@ -26,6 +26,7 @@ from dovetail.labels.queue import LabelQueue
 from dovetail.live.link import LiveLink
 from dovetail.live.run_stop import RunStop
 from dovetail.runs.assembly.arms import has_operator
+from dovetail.runs.assembly.operators import console_operator
 from dovetail.runs.folder import RunFolder
 
 __all__ = ["STOPPED", "Request", "start"]
@@ -144,13 +145,14 @@ def _operator_links(
     folder: RunFolder, request: Request, stop: RunStop, *, with_console: bool, needs_keys: bool
 ) -> Iterator[Callable[[RobotSpec], LiveLink]]:
     """Start the console or the terminal keyboard if requested; yields what makes the run's link to them."""
-    keyboard = folder.config.operator.type == "keyboard" and needs_keys
+    driver = console_operator(folder.config.operator)
+    keyboard = driver is not None and driver.type == "keyboard" and needs_keys
     if keyboard and with_console:
         raise UsageError("operator 'keyboard' and --console cannot drive one arm together: use only one of them")
     if keyboard and folder.config.runtime == "ray":  # the arm is in another process, perhaps on another machine
         raise UsageError("operator 'keyboard' needs runtime=inline; with runtime=ray, drive from the console")
     made: list[tuple[LiveLink, RobotSpec]] = []
-    config = folder.config.operator.config if keyboard else None
+    config = driver.config if driver is not None and keyboard else None
     key = ACKNOWLEDGE_KEY if keyboard else None
 
     def make(robot: RobotSpec) -> LiveLink:

@@ -92,9 +92,8 @@ def _interpolated(frame: Array, shape: tuple[int, ...]) -> Array:
     rows, columns = (_neighbors(old, new) for old, new in zip(frame.shape[:2], shape[:2], strict=True))
     pixels, width = frame.reshape(-1, frame.shape[2]), frame.shape[1]
 
-    def line(
-        row: Array,
-    ) -> Array:  # only the pixels that are needed: the whole rows would take three times as long
+    def line(row: Array) -> Array:
+        # only the pixels that are needed: the whole rows would take three times as long
         left, right = (
             pixels.take(row[:, None] * width + column, axis=0).astype(np.float32) for column in columns[:2]
         )

@@ -6,15 +6,15 @@ from typing import ClassVar
 
 import numpy as np
 
-from dovetail.core.abilities import Demonstrates, Pauses, Resumes
+from dovetail.core.abilities import Demonstrates, Pauses, Resumes, SharesRobot
 from dovetail.core.contracts import Operator, Task
 from dovetail.core.errors import UsageError
 from dovetail.core.specs import RobotSpec
-from dovetail.core.types import Event, HumanInput, Observation
+from dovetail.core.types import Array, Event, HumanInput, Observation
 from dovetail.human.axes import AxisMapping
 from dovetail.human.drive_settings import DriveConfig
 from dovetail.human.handover import Handover
-from dovetail.human.mailbox import Mailbox, MailboxReader
+from dovetail.human.mailbox import Control, DriveCommand, Mailbox, MailboxReader
 from dovetail.human.selections import driven_parts
 
 __all__ = ["BrowserConfig", "BrowserOperator", "ConsoleControl", "OperatorWithConsole", "console_mapping"]
@@ -44,6 +44,14 @@ class BrowserOperator:
                 "Use another operator"
             )
 
+    @property
+    def drives(self) -> Array | None:
+        """Mask [A] of the axes that the console drives; None: all."""
+        return None if self._mapping is None else self._mapping.driven
+
+    def release_pose(self) -> None:
+        """The console's input arrives through the mailbox, whose reader knows the pose."""
+
     def check_device(self) -> None:
         """Read the geometry of the arm, if there is one. Raises UsageError if it is missing."""
         if self._mapping is not None:
@@ -71,13 +79,15 @@ class ConsoleControl:
         self.box = box
         self.reader = MailboxReader(box)
         mapping = console_mapping(robot, config or DriveConfig(), name="browser")
+        self.drives = mapping.driven  # mask [A]; None: the whole robot
         self.handover = Handover(robot, pace_s=pace_s, mapping=mapping)
         if (command := self.reader.command()) is not None:
             self.handover.ignore_press(command)  # made before this process began, perhaps for one that has died
 
 
 class OperatorWithConsole:
-    """Adds the console to an operator. Input from the console has priority.
+    """Adds the console to an operator. Input from the console has priority, unless it is one of several operators and drives
+    only its own part.
 
     Without `may_drive`, as in an evaluation, the console can still pause, stop and acknowledge, and with `may_judge` also
     press success and failure. With `demonstrates`, the episode waits for the console to start.
@@ -97,6 +107,8 @@ class OperatorWithConsole:
         self._refused = () if may_drive else (Event.DISCARD, Event.RESET) if may_judge else _VERDICTS
         self._takes_part = may_drive or may_judge
         self._inner_is_person = isinstance(inner, Demonstrates) and inner.demonstrates
+        self._sharing = inner if isinstance(inner, SharesRobot) and console.drives is not None else None
+        self._waits = False  # any of several operators may begin the demonstration
 
     @property
     def name(self) -> str:
@@ -115,6 +127,7 @@ class OperatorWithConsole:
                 console.handover.resume(console.reader.command())
                 self._resume_inner()
         console.handover.begin(demonstrates=self._demonstrates)
+        self._waits = self._demonstrates
         self._inner.reset(rng=rng, robot_minutes=robot_minutes)
 
     def poll(self, observation: Observation) -> HumanInput:
@@ -135,6 +148,8 @@ class OperatorWithConsole:
         if decided is not None and decided.action is None and not self._inner_is_person:
             return decided
         inner = self._inner.poll(observation)
+        if self._sharing is not None:
+            return self._shared(self._sharing, decided, inner, command)
         if decided is None:
             return inner
         if decided.action is None:  # paused here, but the other device may take over
@@ -149,8 +164,38 @@ class OperatorWithConsole:
         event = None if inner.event is Event.PAUSE else inner.event
         return HumanInput(action=decided.action, event=event, axes=decided.axes, keeps=decided.keeps)
 
+    def _shared(
+        self, sharing: SharesRobot, decided: HumanInput | None, inner: HumanInput, command: DriveCommand | None
+    ) -> HumanInput:
+        """The console's part and those of the other operators, by the rules of `human.several`."""
+        handover = self._console.handover
+        self._waits &= handover.control is Control.PAUSED
+        if decided is None or inner.event is Event.EMERGENCY:
+            return inner
+        if decided.action is None:  # paused, or the person at the console is lost
+            if inner.event is Event.START or (self._waits and inner.action is not None):
+                handover.resume(command)
+                return inner
+            sharing.interrupt()
+            return HumanInput(event=inner.event or Event.PAUSE)
+        if inner.event is Event.PAUSE:  # another operator is lost or has paused: this switch must be pressed again
+            handover.pause()
+            handover.resume(command)
+            return inner
+        assert decided.axes is not None
+        assert decided.keeps is not None
+        if inner.action is None:
+            return HumanInput(action=decided.action, event=inner.event, axes=decided.axes, keeps=decided.keeps)
+        assert inner.axes is not None
+        return HumanInput(
+            action=np.where(decided.axes, decided.action, inner.action),
+            event=inner.event,
+            axes=decided.axes | inner.axes,
+            keeps=decided.keeps | (False if inner.keeps is None else inner.keeps),
+        )
+
     def _pause_inner(self) -> None:
-        if isinstance(self._inner, Pauses):
+        if self._sharing is None and isinstance(self._inner, Pauses):
             self._inner.pause()
 
     def _resume_inner(self) -> None:

@@ -132,6 +132,14 @@ class KeyboardOperator:
     def poll(self, observation: Observation) -> HumanInput:
         return HumanInput()
 
+    @property
+    def drives(self) -> Array | None:
+        """Mask [A] of the axes that the keys drive; None: all."""
+        return self._mapping.driven
+
+    def release_pose(self) -> None:
+        """The keys arrive through the mailbox, whose reader knows the pose."""
+
     def check_device(self) -> None:
         """Read the geometry of the arm, if there is one. Raises UsageError if it is missing."""
         self._mapping.load()

@@ -6,7 +6,8 @@
         - {type: gamepad, part: left_arm, path: /dev/input/by-id/...}
         - {type: spacemouse, part: right_arm}
 
-Or one person with a leader arm, and a gamepad for the mobile base.
+Or one person with a leader arm, and a gamepad for the mobile base. One of them may be the person at the console (`browser`)
+or the terminal (`keyboard`): its input does not come from `poll`, but from `OperatorWithConsole`, which follows these rules.
 
 Each drives its part. The policy keeps the others. If one operator is lost or pauses, the whole robot holds until that
 operator presses the switch again or an operator signals start; the others must press theirs again, too.
@@ -40,7 +41,7 @@ class SeveralConfig(Config):
 
 
 class SeveralOperators:
-    """See the module. All operators are devices."""
+    """See the module."""
 
     Config: ClassVar[type[SeveralConfig]] = SeveralConfig
     demonstrates: ClassVar[bool] = True
@@ -54,8 +55,8 @@ class SeveralOperators:
         for operator in self._inner:
             if not isinstance(operator, DrivesAxes):
                 raise UsageError(
-                    f"operator 'several': operator '{operator.name}' cannot share a robot. Use a gamepad, spacemouse, pedal "
-                    "or leader. The console can take over the whole robot next to them"
+                    f"operator 'several': operator '{operator.name}' cannot share a robot. Use a gamepad, spacemouse, "
+                    "pedal, leader, keyboard or browser"
                 )
             mask = operator.drives
             if mask is None:
@@ -70,6 +71,7 @@ class SeveralOperators:
             taken |= mask
             self._masks.append(mask)
         self._taken = taken
+        self._driving: list[int] = []  # in the last poll
         self._is_paused = False  # by something else, such as the console
 
     @property
@@ -101,6 +103,11 @@ class SeveralOperators:
         for operator in self._inner:
             _spend_press(operator)
 
+    def interrupt(self) -> None:
+        """All who drive must press their switches again."""
+        for number in self._driving:
+            _spend_press(self._inner[number])
+
     def resume(self) -> None:
         self._is_paused = False
         for operator in self._inner:
@@ -125,10 +132,9 @@ class SeveralOperators:
         if Event.START in events:
             self.resume()
             events = [None if event is Event.PAUSE else event for event in events]
-        driving = [number for number, one in enumerate(polled) if one.action is not None]
+        self._driving = driving = [number for number, one in enumerate(polled) if one.action is not None]
         if Event.PAUSE in events:
-            for number in driving:  # these must press again, so that nothing moves when the other operator resumes
-                _spend_press(self._inner[number])
+            self.interrupt()  # so that nothing moves when the other operator resumes
             others = [event for event in events if event not in (None, Event.PAUSE)]
             return HumanInput(event=others[0] if others else Event.PAUSE)
         self._is_paused &= not driving

@@ -185,28 +185,74 @@ def test_missing_camera_is_one_line():
         RealsenseCamera(RealsenseConfig(), name="wrist").start()
 
 
+class Resetting(OnSoftware):
+    """A device that can be reset: it then leaves the bus for a while, and gives frames when it is back."""
+
+    resets = away = 0
+    model = "Intel RealSense D405"
+
+    def _find_device(self):
+        if self.away:
+            self.away -= 1
+            raise RobotError("not connected")
+        return self
+
+    def hardware_reset(self):
+        self.resets, self.away = self.resets + 1, 3
+        self._software.paused.clear()
+
+    def supports(self, info):
+        return info == rs.camera_info.name
+
+    def get_info(self, info):
+        return self.model
+
+    def query_sensors(self):
+        return self._software.device.query_sensors()
+
+    def is_connected(self):
+        return True
+
+
 def test_reset_waits_until_the_camera_is_back(software):
-    class Resetting(OnSoftware):
-        resets = away = 0
-
-        def _find_device(self):
-            if self.away:
-                self.away -= 1
-                raise RobotError("not connected")
-            return self
-
-        def hardware_reset(self):
-            self.resets, self.away = self.resets + 1, 3
-
-        def query_sensors(self):
-            return self._software.device.query_sensors()
-
-        def is_connected(self):
-            return True
-
     camera = Resetting(software, reset_at_start=True)
     try:
         camera.start()
         assert camera.resets == 1 and camera.away == 0
+    finally:
+        camera.close()
+
+
+def test_d405_that_gives_no_frames_is_reset_once_and_then_gives_them(software, read):
+    software.paused.set()
+    camera = Resetting(software, timeout_s=0.5)
+    try:
+        camera.start()
+        read(camera)
+        assert camera.resets == 1
+    finally:
+        camera.close()
+
+
+@pytest.mark.parametrize(("model", "settings"), [("D435", {}), ("D405", {"reset_at_start": False})])
+def test_other_camera_is_not_reset_and_the_line_names_the_setting(software, model, settings):
+    software.paused.set()
+    camera = Resetting(software, timeout_s=0.5, **settings)
+    camera.model = model
+    with pytest.raises(RobotError, match=r"no frame for 0.5 s. Try reset_at_start"):
+        camera.start()
+    camera.close()
+    assert camera.resets == 0
+
+
+def test_d405_that_falls_silent_later_is_lost_and_not_reset_while_the_arm_moves(software):
+    camera = Resetting(software, timeout_s=0.5)
+    try:
+        camera.start()
+        software.paused.set()
+        time.sleep(1.2)
+        with pytest.raises(RobotError, match=r"camera 'front' is lost: no frame for 0.5 s"):
+            camera.newest_ns()
+        assert camera.resets == 0
     finally:
         camera.close()

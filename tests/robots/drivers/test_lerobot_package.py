@@ -7,9 +7,11 @@ else one is.
 from __future__ import annotations
 
 import json
+import os
 import random
 import subprocess
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -17,6 +19,8 @@ import pytest
 from dovetail.core.clock import RealClock
 from dovetail.core.errors import DovetailError, RobotError
 from dovetail.emulators.feetech.emulator import FeetechEmulator, FeetechEmulatorConfig
+from dovetail.processes.priority import CONTROL_PRIORITY
+from dovetail.robots.drivers.lerobot.dovetail_bridge.priority import BRIDGE_PRIORITY
 from dovetail.robots.drivers.lerobot.driver import LeRobotRobot
 from dovetail.robots.drivers.lerobot.settings import LeRobotConfig, LeRobotLeaderConfig
 from dovetail.robots.drivers.lerobot.teleoperator import LeRobotTeleoperator
@@ -126,6 +130,52 @@ def test_looking_writes_to_no_motor_and_leaves_the_torque_as_it_is(make_bus, mak
     wait_for(lambda: not robot._process.socket_path.exists())
     assert bus.num_packets > 10 and bus.num_writes == 0
     assert [bus.motor(i).has_torque for i in range(1, 7)] == [False, True, False, False, False, False]
+
+
+def real_time_priorities(robot):
+    """Of all threads of the bridge; those with the usual priority are left out."""
+    threads = [int(thread) for thread in os.listdir(f"/proc/{robot._link.pid}/task")]
+    return [
+        os.sched_getparam(one).sched_priority for one in threads if os.sched_getscheduler(one) == os.SCHED_FIFO
+    ]
+
+
+def test_only_threads_that_drive_the_arm_have_a_priority_and_it_is_below_that_of_the_control_process(
+    make_bus, make_robot
+):
+    bus = make_bus()
+    looking = make_robot(bus)
+    looking.look_only()
+    looking.observe()
+    assert real_time_priorities(looking) == []
+    looking.close()
+    robot = make_robot(bus)
+    robot.observe()
+    try:
+        os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))
+    except PermissionError:
+        pytest.skip("this user may not use real-time priorities")
+    os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
+    assert real_time_priorities(robot) == [BRIDGE_PRIORITY]
+    assert BRIDGE_PRIORITY < CONTROL_PRIORITY
+    robot.stop()
+    assert real_time_priorities(robot) in ([BRIDGE_PRIORITY], [BRIDGE_PRIORITY] * 2)  # the second one is ending
+
+
+def test_the_bridge_sleeps_while_it_waits_for_a_slow_bus(make_bus, make_robot):
+    bus = make_bus(falls=False)
+    robot = make_robot(bus)
+    robot.observe()
+    bus.misbehave(delay_s=0.004)  # of each motor
+    before_s, began_s = processor_s(robot._link.pid), time.monotonic()
+    while time.monotonic() - began_s < 3.0:
+        robot.observe()
+    assert processor_s(robot._link.pid) - before_s < 0.5
+
+
+def processor_s(pid):
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def test_check_robot_passes(make_bus, make_robot):

@@ -33,6 +33,7 @@ from dovetail.core.abilities.operators import (
     Pauses,
     Restarts,
     Resumes,
+    SharesRobot,
     StartsSlowly,
     WatchesStop,
 )
@@ -163,6 +164,7 @@ __all__ = [
     "Resumes",
     "RewardsAtEnd",
     "Shards",
+    "SharesRobot",
     "SlowLabeler",
     "StagesWeights",
     "StartsSlowly",

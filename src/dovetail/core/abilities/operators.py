@@ -19,6 +19,7 @@ __all__ = [
     "Pauses",
     "Restarts",
     "Resumes",
+    "SharesRobot",
     "StartsSlowly",
     "WatchesStop",
 ]
@@ -137,6 +138,14 @@ class DrivesAxes(Protocol):
 
     def release_pose(self) -> None:
         """Something else moves the arm: start from the measured pose at the next poll."""
+
+
+@runtime_checkable
+class SharesRobot(Protocol):
+    """Several operators, each with its part. One of them may be the person at the console or the terminal."""
+
+    def interrupt(self) -> None:
+        """All who drive must press their switches again."""
 
 
 @runtime_checkable

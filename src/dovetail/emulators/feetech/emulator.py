@@ -222,17 +222,25 @@ class FeetechEmulator:
             self.num_writes += packet.code in (WRITE, REG_WRITE, ACTION, SYNC_WRITE)
             answers = self._execute(packet) if self._speed_fits() else []
             faults = self._faults
+        line = b""  # the motors answer one right after the other
         for answer in answers:
             if self._random.random() < faults.lose:
                 continue
             if faults.delay_s:
+                self._send(line)
+                line = b""
                 self._closing.wait(faults.delay_s)
             if self._random.random() < faults.corrupt:
                 answer = answer[:-1] + bytes((answer[-1] ^ 0x55,))
             if self._random.random() < faults.garbage:
                 answer = self._random.randbytes(self._random.randint(1, 6)) + answer
+            line += answer
+        self._send(line)
+
+    def _send(self, line: bytes) -> None:
+        if line:
             with contextlib.suppress(OSError):
-                os.write(self._master, answer)
+                os.write(self._master, line)
 
     def _execute(self, packet: Instruction) -> list[bytes]:
         """Answers in the order of the motors. Packets with too few parameters are ignored."""

@@ -24,6 +24,10 @@ _RESET_S = 15.0  # until a camera is back after a reset
 _NS_PER_MS = 1_000_000
 
 
+class _NoFrame(RobotError):
+    """The camera is open, but silent."""
+
+
 class RealsenseConfig(DevicePictureConfig):
     """An Intel RealSense camera."""
 
@@ -37,8 +41,8 @@ class RealsenseConfig(DevicePictureConfig):
     """Meters per unit of depth. The camera is set to it. Smaller units for a D405: 0.0001."""
     align_depth: bool = True
     """Show the depth of each pixel of the color image. A D405 needs no alignment."""
-    reset_at_start: bool = False
-    """Reset the camera before use, which takes seconds. A D405 that gives no frames after an unclean end needs it."""
+    reset_at_start: bool | None = None
+    """Reset the camera before use, which takes seconds. Null: only a D405 that gives no frames, as after an unclean end."""
 
 
 class RealsenseCamera(ThreadedCamera):
@@ -52,16 +56,26 @@ class RealsenseCamera(ThreadedCamera):
         spec = {name: color}
         if config.depth:
             spec[f"{name}_depth"] = ArraySpec(shape=(*color.shape[:2], 1), dtype="uint16")
-        reset_s = _RESET_S if config.reset_at_start else 0.0
+        reset_s = 0.0 if config.reset_at_start is False else _RESET_S + config.timeout_s
         super().__init__(name=name, spec=spec, start_timeout_s=2.0 * config.timeout_s + reset_s)
         self._config = config
 
     def _frames(self, stopping: threading.Event) -> Iterator[Frame]:
-        rs = _library()
         device = self._find_device()
         if self._config.reset_at_start:
             device = self._reset(device, stopping)
-        queue, opened = rs.frame_queue(4), []
+        may_need_reset = self._config.reset_at_start is None and "D405" in _info(device, "name")
+        try:
+            for frame in self._opened(device, stopping):
+                may_need_reset = False
+                yield frame
+        except _NoFrame:
+            if not may_need_reset:
+                raise
+            yield from self._opened(self._reset(self._find_device(), stopping), stopping)
+
+    def _opened(self, device: Any, stopping: threading.Event) -> Iterator[Frame]:
+        queue, opened = _library().frame_queue(4), []
         try:
             for sensor, profiles in self._chosen(device):
                 self._set_depth_unit(sensor)
@@ -77,7 +91,7 @@ class RealsenseCamera(ThreadedCamera):
 
     def _find_device(self) -> Any:
         devices = list(_library().context().query_devices())
-        serials = [_serial(device) for device in devices]
+        serials = [_info(device, "serial_number") for device in devices]
         wanted = self._config.serial
         if wanted is not None:
             if wanted not in serials:
@@ -151,7 +165,7 @@ class RealsenseCamera(ThreadedCamera):
                 if not device.is_connected():
                     raise RobotError("it was unplugged")
                 if time.monotonic() - last_s > config.timeout_s:
-                    raise RobotError(f"no frame for {config.timeout_s:g} s. Try reset_at_start: true")
+                    raise _NoFrame(f"no frame for {config.timeout_s:g} s. Try reset_at_start: true")
                 continue
             last_s = time.monotonic()
             time_ns = times.capture_ns(round(pair.color.get_timestamp() * _NS_PER_MS), arrived_ns=now_ns)
@@ -223,8 +237,8 @@ def _profile(sensor: Any, stream: Any, format: Any, config: RealsenseConfig) -> 
     return None
 
 
-def _serial(device: Any) -> str:
-    info = _library().camera_info.serial_number
+def _info(device: Any, name: str) -> str:
+    info = getattr(_library().camera_info, name)
     return str(device.get_info(info)) if device.supports(info) else "?"
 
 

@@ -17,10 +17,10 @@ from dovetail.core.abilities import (
     WrapsOperator,
     WrapsOperators,
 )
-from dovetail.core.errors import ConfigError
+from dovetail.core.errors import ConfigError, UsageError
 from dovetail.human.drive_settings import DriveConfig
 
-__all__ = ["all_operators", "console_config", "drives_part", "inner_operators", "parse_inner"]
+__all__ = ["all_operators", "console_config", "console_operator", "drives_part", "inner_operators", "parse_inner"]
 
 
 def inner_operators(section: PluginSection) -> list[PluginSection]:
@@ -63,13 +63,29 @@ def drives_part(section: PluginSection) -> bool:
     )
 
 
+def console_operator(section: PluginSection) -> PluginSection | None:
+    """The operator whose person is at the console or the terminal: the given one, or one of several."""
+    members = inner_operators(section) if isinstance(section.config, WrapsOperators) else []
+    found = [one for one in (section, *members) if _is_at_console(one)]
+    if len(found) > 1:
+        raise UsageError(
+            f"operator 'several': {' and '.join(one.type for one in found)} cannot drive one robot together. Use only one"
+        )
+    return found[0] if found else None
+
+
+def _is_at_console(section: PluginSection) -> bool:
+    kind = resolve("operator", section.type)
+    return section.type == "keyboard" or (isinstance(kind, DrivenFromConsole) and kind.driven_from_console)
+
+
 def console_config(section: PluginSection) -> DriveConfig:
     """What the console drives: with all known geometry, and only one part if its own operator is restricted to it."""
     configs = [one.config for one in all_operators(section) if isinstance(one.config, DriveConfig)]
-    config, kind = section.config, resolve("operator", section.type)
-    at_console = section.type == "keyboard" or (isinstance(kind, DrivenFromConsole) and kind.driven_from_console)
+    own = console_operator(section)
+    config = (own or section).config
     return DriveConfig(
         speed=config.speed if isinstance(config, ConfiguresSpeed) else 1.0,
-        part=config.part if at_console and isinstance(config, DriveConfig) else None,
+        part=config.part if own is not None and isinstance(config, DriveConfig) else None,
         kinematics=tuple({one.part: one for config in configs for one in config.known_arms}.values()),
     )

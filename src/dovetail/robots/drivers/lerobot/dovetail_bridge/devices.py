@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from .discovery import DeviceError, lerobot_version, one_line
-from .feetech import check_lengths, drain
+from .feetech import check_lengths, drain, wait_for_bytes
 from .wire import Array
 
 __all__ = ["Camera", "Robot", "Teleoperator"]
@@ -63,6 +63,7 @@ class _Device:
         self._next_check_s = 0.0
         self._num_checks = 0
         self.only_looks = False  # connected to measure: nothing may be written to a motor
+        self.sleeps = False  # while it waits for its motors: a real-time priority does not block a core
 
     def measure(self, call: Callable[[], Any]) -> Any:
         """Call; after a communication error again, a few times while the client waits. Buses lose packets now and then."""
@@ -104,7 +105,10 @@ class _Device:
         Otherwise the motors would jump to the target of their last use, or to one of another calibration. `looks`: write
         nothing.
         """
-        for bus in _buses(self._device):
+        buses = list(_buses(self._device))
+        num_sleeping = sum(wait_for_bytes(bus) for bus in buses)
+        self.sleeps = 0 < num_sleeping == len(buses)
+        for bus in buses:
             check_lengths(bus)
             try:
                 bus.connect()

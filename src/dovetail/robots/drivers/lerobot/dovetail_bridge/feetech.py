@@ -1,21 +1,24 @@
-"""Correct two faults of the Feetech package that LeRobot uses (feetech-servo-sdk 1.0.0), on the objects of one bus.
+"""Correct faults of the Feetech package that LeRobot uses (feetech-servo-sdk 1.0.0), on the objects of one bus.
 
 It does not compare the length of an answer with what was asked: of a short answer it takes the checksum for data, and a
-late answer to another question for a position. And it never clears its input.
+late answer to another question for a position. It never clears its input. And it asks for the bytes of an answer again and
+again without a pause: other processes that compute then get the core in the middle of a measurement.
 """
 
 from __future__ import annotations
 
 import contextlib
+import select
 import time
 from typing import Any
 
-__all__ = ["check_lengths", "drain"]
+__all__ = ["check_lengths", "drain", "wait_for_bytes"]
 
 _CORRUPT = -7  # COMM_RX_CORRUPT of the package
 _SUCCESS = 0
 _OVERHEAD = 6  # bytes of an answer that are no data
 _QUIET_S, _LONGEST_DRAIN_S = 0.06, 0.3
+_WAIT_S = 0.05  # then the package looks at its own timeout, of some 50 ms: a late answer has up to 0.1 s
 
 
 def check_lengths(bus: Any) -> None:
@@ -40,6 +43,24 @@ def check_lengths(bus: Any) -> None:
     handler.rxPacket = receive_noting_size
     handler.readRx = lambda port, id_, length: checked(read_answer(port, id_, length), length)
     handler.readTxRx = lambda port, id_, address, length: checked(read(port, id_, address, length), length)
+
+
+def wait_for_bytes(bus: Any) -> bool:
+    """Make a process sleep until bytes arrive. False for other buses than Feetech's, which are not touched."""
+    port = bus.port_handler
+    if not type(port).__module__.startswith("scservo_sdk"):
+        return False
+    if "readPort" in vars(port):
+        return True
+    read = port.readPort
+
+    def read_after_wait(length: int) -> Any:
+        if length > 0:
+            select.select([port.ser.fileno()], [], [], _WAIT_S)
+        return read(length)
+
+    port.readPort = read_after_wait
+    return True
 
 
 def drain(bus: Any) -> None:

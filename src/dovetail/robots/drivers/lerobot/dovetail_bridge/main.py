@@ -58,7 +58,8 @@ def main() -> None:
 
 
 def _leave_real_time() -> None:
-    """The control process may start this one. With its real-time priority, waiting for a serial bus would block a core."""
+    """The control process may start this one. With its real-time priority, a device that waits without a pause would block a
+    core. Threads that use a device which sleeps take a priority of their own (`priority`)."""
     if os.sched_getscheduler(0) in (os.SCHED_FIFO, os.SCHED_RR):
         os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
 

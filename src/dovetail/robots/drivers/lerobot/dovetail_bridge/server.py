@@ -20,6 +20,7 @@ from typing import Any
 
 from .devices import Camera, Robot, Teleoperator
 from .discovery import DeviceError, build, one_line
+from .priority import take_priority
 from .wire import Message, WireError, receive, send
 
 __all__ = ["PROTOCOL", "Server"]
@@ -142,12 +143,18 @@ class Server:
     def _serve_stop(self, link: socket.socket) -> None:
         link.settimeout(None)
         while (message := receive(link, max_arrays=0)) is not None:
+            self._take_priority()
             answer = (
                 self._guarded(self._stop) if message.type == "stop" else Message("error", {"error": "unknown"})
             )
             link.settimeout(_SEND_S)
             send(link, answer)
             link.settimeout(None)
+
+    def _take_priority(self) -> None:
+        """For the thread that calls it. Not for a device that would keep a core busy, or that is only looked at."""
+        if isinstance(self._device, Robot) and self._device.sleeps and not self._device.only_looks:
+            take_priority()
 
     def _serve_control(self, link: socket.socket) -> None:
         try:
@@ -235,6 +242,7 @@ class Server:
             device.configure(keys=list(fields["keys"]), holds=dict(fields["holds"]))
             device.forget_frames()
             if not looks:
+                self._take_priority()
                 device.hold()  # the targets of the motors may be old
             return Message("ok")
         if isinstance(device, Robot):
