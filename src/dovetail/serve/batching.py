@@ -63,6 +63,7 @@ class _Request:
         return (
             (one.deterministic and two.deterministic)
             and self.num_rows == other.num_rows == 1
+            and all(value.shape == other.inputs[key].shape for key, value in self.inputs.items())  # long prompts
             and (one.delay, one.horizon) == (two.delay, two.horizon)
             and _steps(one.prefix) == _steps(two.prefix)
         )
@@ -178,8 +179,11 @@ class Batcher:
                 raise PolicyError(f"the policy computed {len(chunk.actions)} chunks for {num_rows} rows")
             chunks = [chunk] if len(batch) == 1 else [_row(chunk, row) for row in range(len(batch))]
         except Exception as error:  # a thread border: the clients get the error
-            for request in batch:
-                request.result.set_exception(error)
+            if len(batch) == 1:
+                batch[0].result.set_exception(error)
+                return
+            for request in batch:  # one of them may have caused it, such as by its prompt
+                self._compute([request])
             return
         for request, one in zip(batch, chunks, strict=True):
             if np.isfinite(one.actions).all():
