@@ -313,6 +313,22 @@ def test_health_needs_no_key():
         assert (answer.status, answer.read()) == (200, b"OK\n")
 
 
+def test_health_and_new_clients_are_answered_while_the_policy_computes():
+    policy = EchoPolicy()
+    with serving(policy) as address, raw(address) as busy:
+        busy.recv()
+        policy.block.clear()
+        busy.send(small(0.5))
+        wait_until(lambda: policy.sizes[3:] == [1])  # after the warm-ups
+        with urllib.request.urlopen(f"http://{address}/healthz", timeout=5) as answer:
+            assert answer.read() == b"OK\n"
+        with raw(address) as other:
+            assert unpack(other.recv(timeout=5))["horizon"] == 3
+            assert other.ping().wait(5)
+        policy.block.set()
+        assert unpack(busy.recv(timeout=10))["actions"][0, 0] == 0.5
+
+
 def test_our_client_names_a_wrong_key(tmp_path):
     file = tmp_path / "key"
     file.write_text("wrong")
