@@ -17,6 +17,7 @@ from dovetail.core.types import ActContext, ActionChunk, WeightSnapshot
 from dovetail.policies.gaussian_mlp import GaussianMLP, GaussianMLPConfig
 from dovetail.policies.remote import handshake
 from dovetail.policies.remote.connection import Connection
+from dovetail.policies.remote.requests import act_message
 from dovetail.policies.remote.wire import Message
 from dovetail.robot_host.following_policy import FollowingPolicy
 from dovetail.runs.assembly.build import build_assembly
@@ -167,6 +168,35 @@ def test_client_above_the_maximum_is_refused(monkeypatch):
             pytest.raises(PolicyError, match="1 robots are connected, which is the maximum"),
         ):
             _ = another.spec
+
+
+def test_client_that_leaves_while_its_request_waits_frees_its_place(monkeypatch):
+    monkeypatch.setattr(serve, "MAX_CLIENTS", 2)
+    may_end = threading.Event()
+
+    def slow(observations, context):
+        may_end.wait(30)
+        return np.zeros((len(observations["force"]), 3, 2), np.float32)
+
+    policy = ScriptedPolicy(slow)
+
+    def get_in():
+        with contextlib.suppress(PolicyError), client(address) as another:
+            return another.spec.name == "scripted"
+
+    with serving(policy) as address, client(address, timeout_s=30.0) as busy:
+        num_warmups = len(policy.calls)
+        thread = threading.Thread(target=lambda: busy.act(inputs(policy.spec), DETERMINISTIC))
+        thread.start()
+        wait_until(lambda: len(policy.calls) > num_warmups)
+        leaving = accepted(address)
+        leaving.send(act_message(1, inputs(policy.spec), DETERMINISTIC), deadline_s=soon())
+        time.sleep(0.3)  # it waits
+        leaving.close()
+        time.sleep(1.0)  # the server notices it meanwhile
+        may_end.set()
+        thread.join(10)
+        wait_until(get_in)
 
 
 # ---- requests

@@ -204,8 +204,9 @@ class PolicyServer:
     def _compute(self, connection: Connection, request: Message) -> Computed:
         """Wait for the policy. The request is dropped if its client leaves."""
         result = self._batcher.submit(connection, *read_act(request, self._policy.spec))
-        while not wait([result], _LEFT_S).done:
-            if not connection.is_idle():
+        while not result.done():
+            wait([result], _LEFT_S)  # never counts a canceled one, which nothing computes, as done
+            if not (result.done() or connection.is_idle()):
                 result.cancel()
         if result.cancelled():
             raise UsageError("the server is closing")
