@@ -23,7 +23,7 @@ from websockets.protocol import State
 from websockets.sync.client import ClientConnection, connect
 from websockets.uri import parse_uri
 
-from dovetail.core.errors import PolicyError, SpecMismatch
+from dovetail.core.errors import PolicyError, PolicyUnreachable, SpecMismatch
 from dovetail.core.specs import PolicySpec
 from dovetail.core.types import ActContext, ActionChunk
 from dovetail.policies.openpi.keys import KeyMap, key_map
@@ -442,6 +442,22 @@ def test_killed_server_means_an_error_and_a_restart_continues(key_file):
     with serving(EchoPolicy(), port=int(address.rpartition(":")[2])):
         assert client.act(observed(0.5), STILL).actions[0, 0, 0] == 0.5
         client.close()
+
+
+def test_request_to_a_server_that_closes_means_hold(key_file):
+    """It gets no error text, which would stop the arm."""
+    server = OpenpiServer(EchoPolicy(), token=TOKEN, keys=key_map("droid"))
+    address, stopped = server.listen(), threading.Event()
+    thread = threading.Thread(target=server.run, args=(stopped.is_set,))
+    thread.start()
+    keys = {"like": "droid", "image_size": 64}
+    with openpi_client(address, keys=keys, api_key_file=key_file) as client:
+        client.reset()
+        server._batcher.close()  # the first step of a server's end
+        with pytest.raises(PolicyUnreachable, match="connection lost"):
+            client.act(observed(), STILL)
+        stopped.set()
+        thread.join(10)
 
 
 def test_prefix_delay_and_horizon_reach_the_policy_in_its_own_order_of_axes(key_file):

@@ -11,7 +11,7 @@ import pytest
 from dovetail.config.load import load
 from dovetail.config.schema import PluginSection
 from dovetail.core.disk import write_atomic
-from dovetail.core.errors import PolicyError, StoreError, UsageError
+from dovetail.core.errors import PolicyError, PolicyUnreachable, StoreError, UsageError
 from dovetail.core.tensor_files import tensor_blocks
 from dovetail.core.types import ActContext, ActionChunk, WeightSnapshot
 from dovetail.policies.gaussian_mlp import GaussianMLP, GaussianMLPConfig
@@ -197,6 +197,22 @@ def test_client_that_leaves_while_its_request_waits_frees_its_place(monkeypatch)
         may_end.set()
         thread.join(10)
         wait_until(get_in)
+
+
+def test_request_to_a_server_that_closes_means_hold():
+    """It gets no error, which would stop the arm."""
+    policy = ScriptedPolicy()
+    server = PolicyServer(policy, token=TOKEN)
+    address, stopped = server.listen(), threading.Event()
+    thread = threading.Thread(target=server.run, args=(stopped.is_set,))
+    thread.start()
+    with client(address) as remote:
+        assert remote.spec.name == "scripted"
+        server._batcher.close()  # the first step of a server's end
+        with pytest.raises(PolicyUnreachable):
+            remote.act(inputs(policy.spec), DETERMINISTIC)
+        stopped.set()
+        thread.join(10)
 
 
 # ---- requests

@@ -25,7 +25,7 @@ from dovetail.policies.openpi.keys import KeyMap, own_keys
 from dovetail.policies.openpi.packing import MAX_MESSAGE, pack, unpack
 from dovetail.policies.remote.handshake import check_token
 from dovetail.serve import listener as limits
-from dovetail.serve.batching import DEFAULT_ROWS, Batcher, Computed, ServedPolicy
+from dovetail.serve.batching import DEFAULT_ROWS, Batcher, Computed, ServedPolicy, ServerCloses
 
 __all__ = ["OpenpiServer"]
 
@@ -146,7 +146,7 @@ class OpenpiServer:
         try:
             await connection.send(pack(self._metadata()))
             await self._answer_requests(connection)
-        except (ConnectionClosed, asyncio.CancelledError):  # also a request that was dropped with its client
+        except (ConnectionClosed, ServerCloses, asyncio.CancelledError):  # also a request dropped with its client
             self._log(f"{name} disconnected")
         except TimeoutError:
             self._log(f"{name} closed: it did not read its answer")
