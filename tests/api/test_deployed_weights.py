@@ -8,7 +8,7 @@ import dovetail
 from dovetail.api.deployment import approve, roll_back
 from dovetail.api.evaluation import evaluate
 from dovetail.api.weights import acting_weights
-from dovetail.cli.serve import _open_run
+from dovetail.cli._serving import _open_run
 from dovetail.config.load import load
 from dovetail.config.trust import MARK
 from dovetail.core.errors import PluginError, PolicyError, UsageError

@@ -126,6 +126,17 @@ def test_stalled_server_is_a_time_out_and_its_late_answer_is_never_used():
         assert policy.act(observed(2.0), STILL).actions[0, 0, 0] == 2.0
 
 
+def test_second_answer_is_never_taken_for_that_of_the_next_observation():
+    dialect = Dialect(num_answers=2)
+    with emulating(dialect) as address, openpi_client(address) as policy:
+        assert policy.act(observed(1.0), STILL).actions[0, 0, 0] == 1.0
+        time.sleep(0.2)  # until the second one has arrived
+        with pytest.raises(PolicyError, match="more than one answer to a request"):
+            policy.act(observed(2.0), STILL)
+        dialect.num_answers = 1
+        assert policy.act(observed(3.0), STILL).actions[0, 0, 0] == 3.0
+
+
 def test_client_continues_after_a_restart():
     with emulating(Dialect()) as address, openpi_client(address) as policy:
         policy.warmup()
@@ -137,6 +148,18 @@ def test_client_continues_after_a_restart():
         policy.reset()
         assert policy.act(observed(0.5), STILL).actions[0, 0, 0] == 0.5
         policy.close()
+
+
+def test_pause_longer_than_the_time_out_keeps_the_connection():
+    """A new connection would begin another episode at a server whose policy has history."""
+    dialect = Dialect()
+    with emulating(dialect) as address, openpi_client(address, timeout_s=0.3, first_timeout_s=5.0) as policy:
+        policy.warmup()
+        policy.act(observed(), STILL)
+        assert policy._session._socket.socket.gettimeout() is None  # what ends the connection with websockets 15
+        time.sleep(0.5)
+        policy.act(observed(), STILL)
+    assert len(dialect.headers) == 1
 
 
 def test_connection_that_ends_during_the_upgrade_means_hold():

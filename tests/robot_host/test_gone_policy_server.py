@@ -131,10 +131,11 @@ def test_arm_holds_while_its_policy_server_is_killed_and_continues_after_its_res
 
 @pytest.mark.extended
 @pytest.mark.parametrize("layout", ["one_process", "processes"])
-def test_time_out_of_a_server_that_hangs_means_hold(tmp_path, layout):
+@pytest.mark.parametrize("protocol", ["dovetail", "openpi"])
+def test_time_out_of_a_server_that_hangs_means_hold(tmp_path, layout, protocol):
     """`inference_timeout_s` alone would make a fault of it."""
     with ExitStack() as stack:
-        arm = Arm(tmp_path, stack, layout=layout, protocol="dovetail")
+        arm = Arm(tmp_path, stack, layout=layout, protocol=protocol)
         arm.wait_for_motion()
         arm.process.send_signal(signal.SIGSTOP)
         arm.wait_for_hold()

@@ -143,6 +143,48 @@ def test_older_weights_of_another_arm_never_answer_a_request(arm):
         assert other.act(inputs(other.spec), STILL).policy_version == 5
 
 
+def test_arms_that_send_the_same_weights_at_once_continue_with_the_next_ones():
+    """Both get the answer `send`. What the second one has sent is not taken for a part of the next version."""
+    with receiving() as address, ExitStack() as ending:
+        connections = []
+        for _ in range(2):
+            connections.append(Connection(socket.create_connection(address.rsplit(":", 1))))
+            ending.callback(connections[-1].close)
+            client_handshake(connections[-1], TOKEN, deadline_s=time.monotonic() + 10)
+        for version in (1, 2, 3, 4):
+            weights = snapshot(version, version)
+            use = use_message(weights, run=RUN)
+            assert [ask(one, use).kind for one in connections] == ["send", "send"]
+            for one in connections:
+                for part in weight_messages(weights):
+                    assert ask(one, part).kind == "done"
+            assert [ask(one, use).kind for one in connections] == ["using", "using"]
+
+
+@pytest.mark.parametrize("waits", [False, True])
+def test_arm_that_others_set_back_again_and_again_holds_and_asks_again(arm, waits):
+    """Arms with different versions connect again after a restart: an older one may come between `use` and `act` twice."""
+    with receiving() as address:
+        one, other = arm(address, waits=waits), arm(address)
+        one.load(snapshot(2, 12))
+        left, inform = [1, 1, 1], one._inform
+
+        def between(connection):
+            inform(connection)
+            if left:
+                left.pop()
+                other.load(snapshot(1, 11))
+
+        one._inform = between
+        if not waits:
+            with pytest.raises(PolicyUnreachable, match="older weights than the request names"):  # the arm holds
+                one.act(inputs(one.spec), STILL)
+            left.clear()
+        chunk = one.act(inputs(one.spec), STILL)
+        assert chunk.policy_version == 2
+        np.testing.assert_array_equal(chunk.actions, local(12))
+
+
 def test_restarted_server_gets_the_weights_again_and_a_missing_one_means_hold(arm):
     with receiving() as address:
         policy = arm(address)

@@ -11,12 +11,13 @@ import pytest
 from dovetail.config.load import load
 from dovetail.config.schema import PluginSection
 from dovetail.core.disk import write_atomic
-from dovetail.core.errors import PolicyError, StoreError, UsageError
+from dovetail.core.errors import PolicyError, PolicyUnreachable, StoreError, UsageError
 from dovetail.core.tensor_files import tensor_blocks
 from dovetail.core.types import ActContext, ActionChunk, WeightSnapshot
 from dovetail.policies.gaussian_mlp import GaussianMLP, GaussianMLPConfig
 from dovetail.policies.remote import handshake
 from dovetail.policies.remote.connection import Connection
+from dovetail.policies.remote.requests import act_message
 from dovetail.policies.remote.wire import Message
 from dovetail.robot_host.following_policy import FollowingPolicy
 from dovetail.runs.assembly.build import build_assembly
@@ -167,6 +168,51 @@ def test_client_above_the_maximum_is_refused(monkeypatch):
             pytest.raises(PolicyError, match="1 robots are connected, which is the maximum"),
         ):
             _ = another.spec
+
+
+def test_client_that_leaves_while_its_request_waits_frees_its_place(monkeypatch):
+    monkeypatch.setattr(serve, "MAX_CLIENTS", 2)
+    may_end = threading.Event()
+
+    def slow(observations, context):
+        may_end.wait(30)
+        return np.zeros((len(observations["force"]), 3, 2), np.float32)
+
+    policy = ScriptedPolicy(slow)
+
+    def get_in():
+        with contextlib.suppress(PolicyError), client(address) as another:
+            return another.spec.name == "scripted"
+
+    with serving(policy) as address, client(address, timeout_s=30.0) as busy:
+        num_warmups = len(policy.calls)
+        thread = threading.Thread(target=lambda: busy.act(inputs(policy.spec), DETERMINISTIC))
+        thread.start()
+        wait_until(lambda: len(policy.calls) > num_warmups)
+        leaving = accepted(address)
+        leaving.send(act_message(1, inputs(policy.spec), DETERMINISTIC), deadline_s=soon())
+        time.sleep(0.3)  # it waits
+        leaving.close()
+        time.sleep(1.0)  # the server notices it meanwhile
+        may_end.set()
+        thread.join(10)
+        wait_until(get_in)
+
+
+def test_request_to_a_server_that_closes_means_hold():
+    """It gets no error, which would stop the arm."""
+    policy = ScriptedPolicy()
+    server = PolicyServer(policy, token=TOKEN)
+    address, stopped = server.listen(), threading.Event()
+    thread = threading.Thread(target=server.run, args=(stopped.is_set,))
+    thread.start()
+    with client(address) as remote:
+        assert remote.spec.name == "scripted"
+        server._batcher.close()  # the first step of a server's end
+        with pytest.raises(PolicyUnreachable):
+            remote.act(inputs(policy.spec), DETERMINISTIC)
+        stopped.set()
+        thread.join(10)
 
 
 # ---- requests

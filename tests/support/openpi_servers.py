@@ -52,6 +52,7 @@ class Dialect:
     has_timing: bool = True
     infer: Callable[[dict[str, Any]], Any] | None = None
     stall_s: float = 0.0  # the event loop computes: nothing else happens meanwhile
+    num_answers: int = 1
     seen: list[dict[str, Any]] = field(default_factory=list)
     headers: list[str] = field(default_factory=list)
 
@@ -117,7 +118,8 @@ def emulating(dialect: Dialect, *, port: int = 0) -> Iterator[str]:
                         timing["prev_total_ms"] = prev_total_ms
                     if dialect.has_timing:
                         answer["server_timing"] = timing
-                    await connection.send(_pack(answer, text=dialect.str_keys))
+                    for _ in range(dialect.num_answers):
+                        await connection.send(_pack(answer, text=dialect.str_keys))
                     prev_total_ms = 1e3 * (time.monotonic() - began_s)
                 except ConnectionClosed:
                     raise

@@ -2,16 +2,44 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from dovetail.cli.run import RUNS_DIR, RunsDir, loading
 
-if TYPE_CHECKING:
-    from dovetail.api.deployment import Decision
-
 __all__ = ["register"]
+
+DeployedRun = Annotated[
+    str, typer.Argument(metavar="RUN", help="The run whose deployed policy is shown or replaced.")
+]
+Candidate = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="[CANDIDATE]", help="A run, RUN/weights/v00000009.json or a checkpoint.", show_default=False
+    ),
+]
+Approve = Annotated[
+    bool, typer.Option("--approve", help="Deploy it without a comparison. Default: the candidate of the gate.")
+]
+Reject = Annotated[bool, typer.Option("--reject", help="Drop the candidate that waits for a person.")]
+RollBack = Annotated[bool, typer.Option("--roll-back", help="Return to the policy before.")]
+Watch = Annotated[
+    int | None,
+    typer.Option(
+        "--watch",
+        min=1,
+        help="Run so many episodes of the deployed policy; it may be rolled back.",
+        show_default=False,
+    ),
+]
+Episodes = Annotated[
+    int, typer.Option("--episodes", "-n", min=1, help="Most episodes of each policy in the comparison.")
+]
+Margin = Annotated[
+    float | None, typer.Option("--margin", min=0.1, max=99.0, help="As in compare.", show_default=False)
+]
+Seed = Annotated[int | None, typer.Option("--seed", min=0, help="Seed of the resets.", show_default=False)]
 
 
 def register(app: typer.Typer) -> None:
@@ -68,36 +96,15 @@ def distill(
 
 
 def deploy(
-    run: Annotated[str, typer.Argument(metavar="RUN", help="The run whose deployed policy is shown or replaced.")],
-    candidate: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="[CANDIDATE]", help="A run, RUN/weights/v00000009.json or a checkpoint.", show_default=False
-        ),
-    ] = None,
-    approve: Annotated[
-        bool, typer.Option("--approve", help="Deploy it without a comparison. Default: the candidate of the gate.")
-    ] = False,
-    reject: Annotated[bool, typer.Option("--reject", help="Drop the candidate that waits for a person.")] = False,
-    roll_back: Annotated[bool, typer.Option("--roll-back", help="Return to the policy before.")] = False,
-    watch: Annotated[
-        int | None,
-        typer.Option(
-            "--watch",
-            min=1,
-            help="Run so many episodes of the deployed policy; it may be rolled back.",
-            show_default=False,
-        ),
-    ] = None,
-    num_episodes: Annotated[
-        int, typer.Option("--episodes", "-n", min=1, help="Most episodes of each policy in the comparison.")
-    ] = 200,
-    margin: Annotated[
-        float | None, typer.Option("--margin", min=0.1, max=99.0, help="As in compare.", show_default=False)
-    ] = None,
-    seed: Annotated[
-        int | None, typer.Option("--seed", min=0, help="Seed of the resets.", show_default=False)
-    ] = None,
+    run: DeployedRun,
+    candidate: Candidate = None,
+    approve: Approve = False,
+    reject: Reject = False,
+    roll_back: RollBack = False,
+    watch: Watch = None,
+    num_episodes: Episodes = 200,
+    margin: Margin = None,
+    seed: Seed = None,
     runs_dir: RunsDir = RUNS_DIR,
 ) -> None:
     """Show the deployed policy of a run, or replace it by a candidate that is not worse.
@@ -105,68 +112,20 @@ def deploy(
     The gate is the test of compare: a candidate that is worse, or about which it cannot tell, is rejected (exit code 1).
     """
     with loading():
-        from dovetail.api import deployment as api
-    from dovetail.cli._judging_keys import JudgingKeys
-    from dovetail.cli._session import STOPPED
-    from dovetail.cli._stop import StopFlag
-    from dovetail.cli._terminal import say
+        from dovetail.cli import _deployment as deployment
 
-    state = api.deployment_of(run, runs_dir=runs_dir)
-    if roll_back or reject or approve:
-        if roll_back:
-            done = api.roll_back(run, runs_dir=runs_dir)
-        elif reject:
-            done = api.reject(run, runs_dir=runs_dir)
-        else:
-            done = api.approve(run, candidate, runs_dir=runs_dir)
-        if not done:
-            say("the run is active: it does this between two episodes")
-        state = api.deployment_of(run, runs_dir=runs_dir)
+    if roll_back:
+        code = deployment.roll_back(run, runs_dir=runs_dir)
+    elif reject:
+        code = deployment.reject(run, runs_dir=runs_dir)
+    elif approve:
+        code = deployment.approve(run, candidate, runs_dir=runs_dir)
     elif watch is not None:
-        before = state.deployed.weights
-        with StopFlag() as stop, JudgingKeys() as keys:
-            state, count = api.watch(
-                run,
-                num_episodes=watch,
-                seed=seed,
-                runs_dir=runs_dir,
-                should_stop=stop,
-                announce=say,
-                on_link=keys,
-            )
-        if state.deployed.weights != before:
-            say(f"rolled back after {count} episodes without help")
-            say(f"deployed: {state.deployed.weights}")
-            raise typer.Exit(1)
-        if count < watch:
-            say(f"stopped after {count} of {watch} episodes")
-            raise typer.Exit(STOPPED)
+        code = deployment.watch(run, num_episodes=watch, seed=seed, runs_dir=runs_dir)
     elif candidate is not None:
-        with StopFlag() as stop, JudgingKeys() as keys:
-            decision = api.deploy(
-                run,
-                candidate,
-                num_episodes=num_episodes,
-                margin=margin,
-                seed=seed,
-                runs_dir=runs_dir,
-                should_stop=stop,
-                announce=say,
-                on_link=keys,
-            )
-        say(_decision_line(decision, candidate))
-        if not decision.deployed:
-            raise typer.Exit(1)
-        state = api.deployment_of(run, runs_dir=runs_dir)
-    say(f"deployed: {state.deployed.weights}")
-    if state.candidate is not None:
-        say(f"candidate: {state.candidate}")
-    for one in reversed(state.earlier):
-        say(f"  before: {one.weights}")
-
-
-def _decision_line(decision: Decision, candidate: str) -> str:
-    a, b, test = decision.comparison.a, decision.comparison.b, decision.comparison.test
-    rates = f" ({a.success.rate:.0%} deployed, {b.success.rate:.0%} candidate)" if a.success and b.success else ""
-    answer = "deployed" if decision.deployed else "rejected"
-    return f"{answer}: {candidate} is '{test.answer}' after {test.num_pairs} episodes each{rates}"
+        code = deployment.deploy(
+            run, candidate, num_episodes=num_episodes, margin=margin, seed=seed, runs_dir=runs_dir
+        )
+    else:
+        code = deployment.show(run, runs_dir=runs_dir)
+    raise typer.Exit(code)

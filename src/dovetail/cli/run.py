@@ -60,6 +60,53 @@ ConsolePort = Annotated[
 ]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print only the result.")]
 
+# ---- of `eval`
+
+Target = Annotated[
+    str,
+    typer.Argument(
+        metavar="RUN|CHECKPOINT",
+        help="A run, RUN/checkpoints/best, RUN/checkpoints/last or RUN/weights/v00000009.json.",
+    ),
+]
+EvalOverrides = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="[KEY=VALUE]...",
+        help="Override settings of the run: actor.type=rtc, or policy={type: remote, address: HOST:PORT}.",
+    ),
+]
+EvalEpisodes = Annotated[
+    int | None,
+    typer.Option(
+        "--episodes",
+        "-n",
+        min=1,
+        help="Number of episodes. Default: run.eval_episodes; with --open-loop, up to 20.",
+    ),
+]
+OpenLoop = Annotated[
+    Path | None,
+    typer.Option(
+        "--open-loop",
+        metavar="DATASET",
+        help="Move nothing: compare with the recorded actions of a LeRobot dataset or of a run's episodes.",
+    ),
+]
+OpenLoopOut = Annotated[
+    Path | None,
+    typer.Option("--out", help="With --open-loop: folder for errors and plots. Default: RUN/open_loop/DATASET."),
+]
+Every = Annotated[
+    int | None,
+    typer.Option(
+        "--every", min=1, help="With --open-loop: steps between two chunks. Default: the length of a chunk."
+    ),
+]
+Version = Annotated[int | None, typer.Option("--version", help="Version of the weights. Default: the newest.")]
+Best = Annotated[bool, typer.Option("--best", help="Evaluate the best checkpoint instead of the newest weights.")]
+ResetSeed = Annotated[int | None, typer.Option("--seed", min=0, help="Seed of the resets. Default: run.seed.")]
+
 
 def register(app: typer.Typer) -> None:
     app.command(
@@ -166,60 +213,17 @@ def train(
 
 
 def evaluate(
-    target: Annotated[
-        str,
-        typer.Argument(
-            metavar="RUN|CHECKPOINT",
-            help="A run, RUN/checkpoints/best, RUN/checkpoints/last or RUN/weights/v00000009.json.",
-        ),
-    ],
-    overrides: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="[KEY=VALUE]...",
-            help="Override settings of the run: actor.type=rtc, or policy={type: remote, address: HOST:PORT}.",
-        ),
-    ] = None,
-    num_episodes: Annotated[
-        int | None,
-        typer.Option(
-            "--episodes",
-            "-n",
-            min=1,
-            help="Number of episodes. Default: run.eval_episodes; with --open-loop, up to 20.",
-        ),
-    ] = None,
-    open_loop: Annotated[
-        Path | None,
-        typer.Option(
-            "--open-loop",
-            metavar="DATASET",
-            help="Move nothing: compare with the recorded actions of a LeRobot dataset or of a run's episodes.",
-        ),
-    ] = None,
-    out: Annotated[
-        Path | None,
-        typer.Option(
-            "--out", help="With --open-loop: folder for errors and plots. Default: RUN/open_loop/DATASET."
-        ),
-    ] = None,
-    every: Annotated[
-        int | None,
-        typer.Option(
-            "--every", min=1, help="With --open-loop: steps between two chunks. Default: the length of a chunk."
-        ),
-    ] = None,
+    target: Target,
+    overrides: EvalOverrides = None,
+    num_episodes: EvalEpisodes = None,
+    open_loop: OpenLoop = None,
+    out: OpenLoopOut = None,
+    every: Every = None,
     rename: Rename = None,
     ignore_names: IgnoreNames = False,
-    version: Annotated[
-        int | None, typer.Option("--version", help="Version of the weights. Default: the newest.")
-    ] = None,
-    best: Annotated[
-        bool, typer.Option("--best", help="Evaluate the best checkpoint instead of the newest weights.")
-    ] = False,
-    seed: Annotated[
-        int | None, typer.Option("--seed", min=0, help="Seed of the resets. Default: run.seed.")
-    ] = None,
+    version: Version = None,
+    best: Best = False,
+    seed: ResetSeed = None,
     runs_dir: RunsDir = RUNS_DIR,
     viewer: Viewer = False,
     realtime: Realtime = False,

@@ -8,11 +8,18 @@ from functools import partial
 import torch
 from torch import Generator, Tensor
 
+from dovetail.core.streams import stream
+
 __all__ = ["SharedGenerator", "integers", "normal", "seeded_generator", "uniform"]
 
 
-def seeded_generator(seed: int | None) -> Generator | None:
-    """A CPU generator. None: torch's global one."""
+def seeded_generator(seed: int | None, *, role: str = "") -> Generator | None:
+    """A CPU generator. None: torch's global one.
+
+    A policy on a base policy names a `role`. Both get the same seed, and without it they would draw the same numbers.
+    """
+    if seed is not None and role:
+        seed = int(stream(seed % 2**64, role).integers(2**63))
     return None if seed is None else Generator().manual_seed(seed)
 
 

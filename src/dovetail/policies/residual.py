@@ -125,7 +125,7 @@ class ResidualPolicy(NetworkPolicy):
             features = self.features(self._tensors({key: known[key] for key in self.spec.learned_keys}))
             raw, log_std = self.residual(features)
             if not context.deterministic:
-                generator = seeded_generator(context.seed)
+                generator = seeded_generator(context.seed, role="correction")
                 raw = raw + log_std.exp() * normal(raw.shape, generator=generator, device=raw.device)
             correction = torch.tanh(raw).view(-1, *self._shape).cpu().numpy()
         # in the robot's units, so that no correction leaves the base's action as it is, to the last bit

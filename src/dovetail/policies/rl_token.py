@@ -117,7 +117,7 @@ class RlTokenPolicy(NetworkPolicy):
         if self.actor.engaged:
             with torch.no_grad():
                 features = self.features(self._tensors({key: known[key] for key in self.spec.learned_keys}))
-                generator = None if context.deterministic else seeded_generator(context.seed)
+                generator = None if context.deterministic else seeded_generator(context.seed, role="exploration")
                 mean = self.actor(features)
                 chosen = mean if context.deterministic else self._explore(mean, generator)
             actions = self._chunk(chosen.view(-1, *self._shape)).actions

@@ -17,13 +17,17 @@ from dovetail.core.specs import PolicySpec
 from dovetail.core.types import ActContext, ActionChunk, Array
 from dovetail.policies.inputs import zero_inputs
 
-__all__ = ["DEFAULT_ROWS", "Batcher", "Computed", "ServedPolicy"]
+__all__ = ["DEFAULT_ROWS", "Batcher", "Computed", "ServedPolicy", "ServerCloses"]
 
 DEFAULT_ROWS = 8
 WINDOW_S = 0.003  # how long a request waits for others
 STALE_S = 5.0  # the robot of an older request has moved on
 _ACTIVE_S = 1.0  # a client is expected to ask again within this time
 _GUIDED_WARMUP_S = 30.0  # no further guided size is warmed up after this time
+
+
+class ServerCloses(PolicyError):
+    """The server ends. Its clients get no answer but the end of their connection, so that their arms hold and ask again."""
 
 
 class ServedPolicy(Protocol):
@@ -63,6 +67,7 @@ class _Request:
         return (
             (one.deterministic and two.deterministic)
             and self.num_rows == other.num_rows == 1
+            and all(value.shape == other.inputs[key].shape for key, value in self.inputs.items())  # long prompts
             and (one.delay, one.horizon) == (two.delay, two.horizon)
             and _steps(one.prefix) == _steps(two.prefix)
         )
@@ -111,7 +116,7 @@ class Batcher:
         request = _Request(client, inputs, context)
         with self._changed:
             if self._is_closed:
-                raise PolicyError("the server is closing")
+                raise ServerCloses("the server closes")
             self._active[client] = request.arrived_s
             self._waiting.append(request)
             self._changed.notify()
@@ -178,8 +183,11 @@ class Batcher:
                 raise PolicyError(f"the policy computed {len(chunk.actions)} chunks for {num_rows} rows")
             chunks = [chunk] if len(batch) == 1 else [_row(chunk, row) for row in range(len(batch))]
         except Exception as error:  # a thread border: the clients get the error
-            for request in batch:
-                request.result.set_exception(error)
+            if len(batch) == 1:
+                batch[0].result.set_exception(error)
+                return
+            for request in batch:  # one of them may have caused it, such as by its prompt
+                self._compute([request])
             return
         for request, one in zip(batch, chunks, strict=True):
             if np.isfinite(one.actions).all():

@@ -25,7 +25,7 @@ from dovetail.policies.openpi.keys import KeyMap, own_keys
 from dovetail.policies.openpi.packing import MAX_MESSAGE, pack, unpack
 from dovetail.policies.remote.handshake import check_token
 from dovetail.serve import listener as limits
-from dovetail.serve.batching import DEFAULT_ROWS, Batcher, Computed, ServedPolicy
+from dovetail.serve.batching import DEFAULT_ROWS, Batcher, Computed, ServedPolicy, ServerCloses
 
 __all__ = ["OpenpiServer"]
 
@@ -111,7 +111,12 @@ class OpenpiServer:
     # ---- before the key was shown
 
     def _new_connection(self, *arguments: Any, **options: Any) -> ServerConnection:
-        return _Connection(*arguments, unproven=self._unproven, **options)
+        return _Connection(*arguments, unproven=self._unproven, on_end=self._forget, **options)
+
+    def _forget(self, connection: ServerConnection) -> None:
+        self._unproven.remove(connection)
+        self._clients.discard(connection)
+        self._batcher.forget(connection)
 
     def _admit(self, connection: ServerConnection, request: Request) -> Response | None:
         """Answer the upgrade request; None accepts it."""
@@ -141,7 +146,7 @@ class OpenpiServer:
         try:
             await connection.send(pack(self._metadata()))
             await self._answer_requests(connection)
-        except (ConnectionClosed, asyncio.CancelledError):  # also a request that was dropped with its client
+        except (ConnectionClosed, ServerCloses, asyncio.CancelledError):  # also a request dropped with its client
             self._log(f"{name} disconnected")
         except TimeoutError:
             self._log(f"{name} closed: it did not read its answer")
@@ -155,9 +160,6 @@ class OpenpiServer:
                 async with asyncio.timeout(limits.TRANSFER_S):
                     await connection.send(f"the request failed: {line}")
                     await connection.close(_INTERNAL_ERROR, "the request failed")
-        finally:
-            self._clients.discard(connection)
-            self._batcher.forget(connection)
 
     async def _answer_requests(self, connection: ServerConnection) -> None:
         spec = self._policy.spec
@@ -200,13 +202,20 @@ class OpenpiServer:
 
 
 class _Connection(ServerConnection):
-    """Counts itself among the unproven connections from the beginning, and tells when it is lost."""
+    """Counts itself among the unproven connections from the beginning, and tells when it is lost: `on_lost` for its request,
+    `on_end` for the server. A client may show the key and yet not become a WebSocket, so its handler may never run."""
 
     on_lost: Callable[[], object] | None = None
 
-    def __init__(self, *arguments: Any, unproven: UnprovenConnections, **options: Any) -> None:
+    def __init__(
+        self,
+        *arguments: Any,
+        unproven: UnprovenConnections,
+        on_end: Callable[[ServerConnection], None],
+        **options: Any,
+    ) -> None:
         super().__init__(*arguments, **options)
-        self._unproven = unproven
+        self._unproven, self._on_end = unproven, on_end
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
@@ -214,10 +223,10 @@ class _Connection(ServerConnection):
         self._unproven.add(self, str(peer[0]) if peer else "", self.transport.abort)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._unproven.remove(self)
         super().connection_lost(exc)
         if self.on_lost is not None:
             self.on_lost()
+        self._on_end(self)
 
 
 def _context(observation: Mapping[str, Any], spec: PolicySpec) -> ActContext:

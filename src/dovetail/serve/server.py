@@ -22,7 +22,7 @@ from dovetail.policies.remote.requests import (
 )
 from dovetail.policies.remote.weights import IncomingWeights, read_run
 from dovetail.policies.remote.wire import MAX_BODY, Message, WireError
-from dovetail.serve.batching import DEFAULT_ROWS, Batcher, Computed, ServedPolicy
+from dovetail.serve.batching import DEFAULT_ROWS, Batcher, Computed, ServedPolicy, ServerCloses
 from dovetail.serve.listener import (
     HANDSHAKE_S,
     MAX_CLIENTS,
@@ -196,6 +196,8 @@ class PolicyServer:
             if chunk.policy_version < min_version:
                 return Message(kind="outdated", fields={"policy_version": int(chunk.policy_version)})
             return chunk_message(request.fields.get("number"), chunk, server_s=time.monotonic() - started_s)
+        except ServerCloses as error:
+            raise WireError(str(error)) from error
         except Exception as error:  # a bad request must not end the server
             if not isinstance(error, DovetailError):
                 self._log(f"a request failed: {type(error).__name__}: {error}")
@@ -204,9 +206,10 @@ class PolicyServer:
     def _compute(self, connection: Connection, request: Message) -> Computed:
         """Wait for the policy. The request is dropped if its client leaves."""
         result = self._batcher.submit(connection, *read_act(request, self._policy.spec))
-        while not wait([result], _LEFT_S).done:
-            if not connection.is_idle():
+        while not result.done():
+            wait([result], _LEFT_S)  # never counts a canceled one, which nothing computes, as done
+            if not (result.done() or connection.is_idle()):
                 result.cancel()
         if result.cancelled():
-            raise UsageError("the server is closing")
+            raise ServerCloses("the client has left, or the server closes")
         return result.result()

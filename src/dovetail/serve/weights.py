@@ -84,7 +84,10 @@ class ServedWeights:
         wanted = _Used(run, version, hashes)
         with self._lock:
             self._claim(run, client)
-            if self._used == wanted or self._use(wanted, incoming):
+            if self._used == wanted:
+                incoming.clear()  # another arm of the run has sent the same meanwhile
+                return Message(kind="using")
+            if self._use(wanted, incoming):
                 return Message(kind="using")
         if not self.max_bytes:
             raise UsageError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import socket
 import time
@@ -68,11 +69,19 @@ class Session:
         """The answer to an observation."""
         message = pack(observation)
         try:
+            self._refuse_unasked()
             self._socket.socket.settimeout(_left_s(deadline_s))
             self._socket.send(message)
+            self._socket.socket.settimeout(None)  # websockets 15 would end a connection that is silent for so long
         except (OSError, ConnectionClosed) as error:
             raise _failure(error) from error
         return self._receive(deadline_s)
+
+    def _refuse_unasked(self) -> None:
+        """Answers have no numbers: with one too many, each later one would belong to the observation before."""
+        with contextlib.suppress(TimeoutError):
+            self._socket.recv(timeout=0)
+            raise WireError("the server sent more than one answer to a request")
 
     def is_open(self) -> bool:
         return self._socket.protocol.state.name == "OPEN"

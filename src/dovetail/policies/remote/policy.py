@@ -20,7 +20,13 @@ from dovetail.core.types import ActContext, ActionChunk, Array, WeightSnapshot
 from dovetail.policies.inputs import check_inputs, zero_inputs
 from dovetail.policies.remote.connection import CannotConnect, Connection, ConnectionLost, DeadlineExceeded
 from dovetail.policies.remote.handshake import check_token, client_handshake, read_token, same_spec
-from dovetail.policies.remote.requests import NoWeights, act_message, max_response_bytes, read_chunk
+from dovetail.policies.remote.requests import (
+    NoWeights,
+    OutdatedWeights,
+    act_message,
+    max_response_bytes,
+    read_chunk,
+)
 from dovetail.policies.remote.wire import Message, WireError
 
 __all__ = ["ADVICE", "RemoteConfig", "RemotePolicy", "check_address", "failure"]
@@ -175,7 +181,7 @@ class RemotePolicy:
 
 def failure(error: WireError) -> type[PolicyError]:
     """The kind of error that a caller of the policy gets."""
-    is_temporary = isinstance(error, ConnectionLost | DeadlineExceeded | NoWeights)
+    is_temporary = isinstance(error, ConnectionLost | DeadlineExceeded | NoWeights | OutdatedWeights)
     return PolicyUnreachable if is_temporary else PolicyError
 
 
