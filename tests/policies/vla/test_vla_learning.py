@@ -150,10 +150,21 @@ def test_cached_vision_equals_images(make):
     assert torch.equal(*losses)
 
 
-def test_resume_is_bit_exact(make):
-    straight, _ = learn(make(train="expert"), updates=3)
-    first, _ = learn(make(train="expert"), updates=2)
-    resumed, _ = learn(make(train="expert"), updates=0)
+@pytest.mark.parametrize(
+    ("algorithm", "config", "settings"),
+    [
+        (Imitation, ImitationConfig(batch_size=ROWS, lr=1e-3), {"train": "expert"}),
+        (Imitation, ImitationConfig(batch_size=ROWS, lr=1e-3), {"train": "lora", "lora": LoraConfig(rank=2)}),
+        (HGDAgger, HGDAggerConfig(batch_size=ROWS, average=0.9), {"train": "full", "freeze_vision": True}),
+        (HiORS, HiORSConfig(batch_size=ROWS, average=0.9, updates_per_round=2), {"train": "expert"}),
+    ],
+    ids=["imitation", "imitation, lora", "hg_dagger, average", "hi_ors, average"],
+)
+def test_resume_is_bit_exact(make, algorithm, config, settings):
+    given = {"algorithm": algorithm, "config": config}
+    straight, _ = learn(make(**settings), updates=3, **given)
+    first, _ = learn(make(**settings), updates=2, **given)
+    resumed, _ = learn(make(**settings), updates=0, **given)
     resumed.load_state_dict(first.state_dict())
     resumed.update(make_batch(seed=2))
     expected, found = straight.state_dict(), resumed.state_dict()
