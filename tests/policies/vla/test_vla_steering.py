@@ -33,7 +33,7 @@ def folders(tmp_path_factory):
 
 @pytest.fixture
 def make(folders):
-    def make_policy(family="pi0", *, steering={}, seed=3):  # noqa: B006
+    def make_policy(family="pi0", *, steering={}, seed=3, **settings):  # noqa: B006
         policy = SMALL_VLAS[family].make(
             folders[family],
             robot=ROBOT,
@@ -42,6 +42,7 @@ def make(folders):
             fit_stats=True,
             num_flow_steps=2,
             steering=steering,
+            **settings,
         )
         rng = np.random.default_rng(0)
         sizes = {"joint_pos": 3, "force": 2, "action": 2}
@@ -123,7 +124,24 @@ def test_chunks_from_noise_are_those_of_the_sampler(make, family):
     _, inputs = policy.steering_inputs(tensors())
     whole = torch.nn.functional.pad(noise.view(ROWS, HORIZON, NUM_ACTIONS), (0, 32 - NUM_ACTIONS))
     sampled = policy._sampler(policy._network_inputs(policy.features(tensors()))._replace(noise=whole))
-    torch.testing.assert_close(policy.chunks_from_noise(inputs, noise), sampled[..., :NUM_ACTIONS])
+    low, high = (torch.from_numpy(policy._setup.action.apply(limit)) for limit in ROBOT.action.bounds)
+    torch.testing.assert_close(policy.chunks_from_noise(inputs, noise), sampled[..., :NUM_ACTIONS].clamp(low, high))
+
+
+@pytest.mark.parametrize("family", SMALL_VLAS)
+def test_critics_see_of_a_chunk_what_the_robot_executes(make, family):
+    """Regression: the chunk of a large noise was executed within the robot's limits, but valued beyond them. The replay has
+    what was executed."""
+    policy = make(family, steering={"max_noise": 3.0}, action_axes=("axis1", "axis0"))
+    policy.steering.engaged.fill_(1.0)
+    s, inputs = policy.steering_inputs(tensors())
+    noise = policy.steering.sample(s, generator=torch.Generator().manual_seed(7))[0]
+    executed = policy.act(observations(), ActContext(seed=7)).actions
+    low, high = ROBOT.action.bounds
+    at_limit = (executed == low) | (executed == high)
+    assert 0.1 < at_limit.mean() < 0.9
+    expected = policy.normalize_actions(torch.from_numpy(executed), tensors())
+    torch.testing.assert_close(policy.chunks_from_noise(inputs, noise), expected, rtol=1e-4, atol=1e-4)
 
 
 def test_repeated_noise_has_the_size_of_one_action(make):
