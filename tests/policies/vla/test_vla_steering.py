@@ -125,7 +125,9 @@ def test_chunks_from_noise_are_those_of_the_sampler(make, family):
     whole = torch.nn.functional.pad(noise.view(ROWS, HORIZON, NUM_ACTIONS), (0, 32 - NUM_ACTIONS))
     sampled = policy._sampler(policy._network_inputs(policy.features(tensors()))._replace(noise=whole))
     low, high = (torch.from_numpy(policy._setup.action.apply(limit)) for limit in ROBOT.action.bounds)
-    torch.testing.assert_close(policy.chunks_from_noise(inputs, noise), sampled[..., :NUM_ACTIONS].clamp(low, high))
+    torch.testing.assert_close(
+        policy.chunks_from_noise(inputs, noise), sampled[..., :NUM_ACTIONS].clamp(low, high)
+    )
 
 
 @pytest.mark.parametrize("family", SMALL_VLAS)
