@@ -190,6 +190,25 @@ def test_corrections_and_accepted_episodes_train_it(make, algorithm, config):
     assert changed and changed <= expert
 
 
+def test_axes_that_a_person_did_not_drive_do_not_count_in_any_order_of_axes(make, robot):
+    """The mask has the robot's order, and the loss the checkpoint's."""
+    policy = make(action_axes=tuple(reversed(robot.action.names)))
+    observations = observations_of(make_batch())
+    features = policy.features(observations)
+    mask = torch.ones(ROWS, HORIZON, NUM_ACTIONS, dtype=torch.bool)
+    mask[..., 0] = False  # the robot's first axis, which is the checkpoint's last one
+
+    def loss(axis):
+        actions = torch.zeros(ROWS, HORIZON, NUM_ACTIONS)
+        if axis is not None:
+            actions[..., axis] = 0.01
+        normalized = policy.normalize_actions(actions, observations)
+        return policy.imitation_loss(features, normalized, mask, generator=torch.Generator().manual_seed(0)).item()
+
+    assert loss(0) == loss(None)
+    assert loss(NUM_ACTIONS - 1) != loss(None)
+
+
 def test_recomputed_layers_give_the_same_gradients(make):
     gradients = []
     for recompute in (False, True):
