@@ -201,6 +201,7 @@ class VlaPolicy(ActingVla):
                 num_noise=self.num_noise,
                 hidden=config.hidden,
                 max_noise=config.max_noise,
+                standardizes=True,
             )
         return actor.to(self._device)
 
@@ -245,7 +246,7 @@ class VlaPolicy(ActingVla):
         if steering is None or not steering.engaged:
             return inputs
         with torch.inference_mode(False), torch.no_grad():
-            s = self._flat(inputs)
+            s = steering.standardize(self._flat(inputs))
             if context.deterministic:
                 noise = steering.most_likely(s)
             else:
