@@ -263,6 +263,38 @@ def test_noise_critic_is_distilled_from_the_action_critic(make_policy, chunks):
     assert metrics["noise_critic_loss"] == pytest.approx(float((q - value).square().mean()), rel=1e-5)
 
 
+def test_entropy_counts_in_the_target_only_if_asked(make_policy, chunks):
+    """y = r + d (min Q' - alpha log pi)"""
+    losses = []
+    for alpha in (0.0, 0.5):
+        policy = make_policy()
+        algorithm = make(policy, backup_entropy=alpha > 0.0, temperature=0.5)
+        seen, following = (features(policy, chunks, side) for side in ("observation", "next"))
+        with torch.no_grad():
+            noise, log_pi = policy.steering.sample(following, generator=same_draw(algorithm))
+            q_next = algorithm._target(
+                torch.cat((following, policy.chunks_from_noise(following, noise).flatten(1)), 1)
+            )
+            y = chunks["reward"] + chunks["discount"] * (q_next.amin(0) - alpha * log_pi)
+            executed = algorithm._executed_actions(chunks)
+            q = algorithm._critic(torch.cat((seen, executed), 1))
+        losses.append(float((q - y).square().mean()))
+        assert algorithm.update(chunks)["critic_loss"] == pytest.approx(losses[-1], rel=1e-4)
+    assert losses[0] != pytest.approx(losses[1], rel=1e-2)
+
+
+def test_actor_loss_is_alpha_log_pi_minus_q_of_the_noise(make_policy, chunks):
+    policy = make_policy()
+    algorithm = make(policy, temperature=0.5)
+    seen = features(policy, chunks)
+    with torch.no_grad():
+        noise, log_pi = policy.steering.sample(seen, generator=same_draw(algorithm))
+        q = algorithm._noise_critic(torch.cat((seen, noise), 1)).amin(0)
+    metrics = algorithm._update_actor(seen)
+    assert float(metrics["actor_loss"]) == pytest.approx(float((0.5 * log_pi - q).mean()), rel=1e-4)
+    assert metrics["target_entropy"] == -0.5 * HORIZON * 2  # half of the dimensions of the noise
+
+
 def test_each_step_changes_only_its_network(make_policy, chunks):
     policy = make_policy()
     algorithm = make(policy)

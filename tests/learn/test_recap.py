@@ -210,6 +210,41 @@ def test_indicator_is_dropped_in_the_wanted_share_of_rows(make_policy, robot, mo
     assert set(given[500:].tolist()) == {0, 1}  # all are equal to the threshold
 
 
+def test_indicators_of_an_update_worked_out_by_hand(make_policy, robot, monkeypatch):
+    """V is what joint 1 says. After 10 of 50 steps, A = V after - 0.2 - V before; near the end, A = return - V before.
+    One online row of four is positive, and all demonstrations."""
+    policy = make_policy()
+    algorithm = make(
+        policy, batch_size=6, demo_share=1 / 3, num_steps=10, max_steps=50, positive_share=0.25, dropped_share=0.0
+    )
+    batch, given = empty_batch(algorithm, robot), []
+    batch["human"][:2] = True
+    before = torch.tensor([-0.1, -0.9, -0.5, -0.5, -0.5, -0.5])
+    after = torch.tensor([-0.9, -0.1, -0.4, -0.1, -0.3, -0.2])  # advantages of the last four by V: -0.1, 0.2, 0.0
+    batch["observation/joint_pos"][:, 0], batch["next/joint_pos"][:, 0] = before, after
+    batch["steps_to_end"][:] = torch.tensor([30, 30, 30, 30, 30, 5])
+    batch["success"][:] = torch.tensor([True, True, True, True, True, False])  # the last: -1 - V before = -0.5
+    monkeypatch.setattr(type(algorithm._values), "forward", lambda self, s: s[:, 0])
+    features = policy.features
+    monkeypatch.setattr(policy, "features", lambda seen: (given.append(seen.get("advantage")), features(seen))[1])
+    algorithm.update(batch)
+    assert given[-1].tolist() == [1, 1, -1, 1, -1, -1]
+
+
+def test_actions_after_a_change_of_control_do_not_count(make_policy, robot):
+    """The chunk is of the policy for two steps, then a person takes over."""
+    losses = []
+    for last in (0.0, 3.0):
+        algorithm = make(make_policy())
+        batch = empty_batch(algorithm, robot)
+        batch["human"][:, 2] = True
+        batch["action"][:, 2] = last
+        losses.append(algorithm.update(batch)["imitation_loss"])
+    assert losses[0] == losses[1]
+    batch["human"][:] = False
+    assert make(make_policy()).update(batch)["imitation_loss"] != losses[0]
+
+
 def test_value_model_does_not_train_the_policy(make_policy, robot):
     """With all actions masked, the policy has no gradient of its own, and weight decay is off."""
     policy = make_policy(prompt_features=4)

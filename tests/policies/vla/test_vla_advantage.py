@@ -13,6 +13,7 @@ from dovetail.learn.algorithms.imitation import Imitation, ImitationConfig
 from dovetail.learn.algorithms.recap import RECAP, RECAPConfig
 from dovetail.policies.trainable import AdvantageConditioned
 from dovetail.policies.vla.training import flow_matching_errors
+from dovetail.testing.algorithms import random_batch
 from support.small_vlas import SMALL_VLAS, write_small_vla
 from support.vla_rank import arm
 
@@ -159,6 +160,29 @@ def test_prompt_without_room_for_the_indicator_is_refused(make):
 def test_recap_refuses_a_vla_without_the_words(make, family):
     with pytest.raises(UsageError, match=rf"'{family.name}' does not\. Use policy 'flow', 'pi0'"):
         RECAP(RECAPConfig(), policy=make(advantage_input=False))
+
+
+def test_resumed_updates_are_identical(make, robot):
+    """Weights, value model, thresholds and random numbers."""
+
+    def build():
+        config = RECAPConfig(batch_size=4, average=0.9, value_hidden=(8,), num_recent=64)
+        return RECAP(config, policy=make())
+
+    def batch(number):
+        arrays = random_batch(build().sample_request, robot, np.random.default_rng(number))
+        return {name: torch.from_numpy(values) for name, values in arrays.items()}
+
+    straight, first, resumed = build(), build(), build()
+    for number in range(3):
+        straight.update(batch(number))
+        if number < 2:
+            first.update(batch(number))
+    resumed.load_state_dict(first.state_dict())
+    resumed.update(batch(2))
+    expected, found = straight.state_dict(), resumed.state_dict()
+    assert expected.keys() == found.keys()
+    assert all(np.array_equal(expected[key], found[key]) for key in expected)
 
 
 @pytest.mark.extended

@@ -150,10 +150,21 @@ def test_cached_vision_equals_images(make):
     assert torch.equal(*losses)
 
 
-def test_resume_is_bit_exact(make):
-    straight, _ = learn(make(train="expert"), updates=3)
-    first, _ = learn(make(train="expert"), updates=2)
-    resumed, _ = learn(make(train="expert"), updates=0)
+@pytest.mark.parametrize(
+    ("algorithm", "config", "settings"),
+    [
+        (Imitation, ImitationConfig(batch_size=ROWS, lr=1e-3), {"train": "expert"}),
+        (Imitation, ImitationConfig(batch_size=ROWS, lr=1e-3), {"train": "lora", "lora": LoraConfig(rank=2)}),
+        (HGDAgger, HGDAggerConfig(batch_size=ROWS, average=0.9), {"train": "full", "freeze_vision": True}),
+        (HiORS, HiORSConfig(batch_size=ROWS, average=0.9, updates_per_round=2), {"train": "expert"}),
+    ],
+    ids=["imitation", "imitation, lora", "hg_dagger, average", "hi_ors, average"],
+)
+def test_resume_is_bit_exact(make, algorithm, config, settings):
+    given = {"algorithm": algorithm, "config": config}
+    straight, _ = learn(make(**settings), updates=3, **given)
+    first, _ = learn(make(**settings), updates=2, **given)
+    resumed, _ = learn(make(**settings), updates=0, **given)
     resumed.load_state_dict(first.state_dict())
     resumed.update(make_batch(seed=2))
     expected, found = straight.state_dict(), resumed.state_dict()
@@ -177,6 +188,25 @@ def test_corrections_and_accepted_episodes_train_it(make, algorithm, config):
     changed = {name for name, value in values(policy).items() if not torch.equal(before[name], value)}
     expert = {name for name, value in policy.network.named_parameters() if id(value) in trained}
     assert changed and changed <= expert
+
+
+def test_axes_that_a_person_did_not_drive_do_not_count_in_any_order_of_axes(make, robot):
+    """The mask has the robot's order, and the loss the checkpoint's."""
+    policy = make(action_axes=tuple(reversed(robot.action.names)))
+    observations = observations_of(make_batch())
+    features = policy.features(observations)
+    mask = torch.ones(ROWS, HORIZON, NUM_ACTIONS, dtype=torch.bool)
+    mask[..., 0] = False  # the robot's first axis, which is the checkpoint's last one
+
+    def loss(axis):
+        actions = torch.zeros(ROWS, HORIZON, NUM_ACTIONS)
+        if axis is not None:
+            actions[..., axis] = 0.01
+        normalized = policy.normalize_actions(actions, observations)
+        return policy.imitation_loss(features, normalized, mask, generator=torch.Generator().manual_seed(0)).item()
+
+    assert loss(0) == loss(None)
+    assert loss(NUM_ACTIONS - 1) != loss(None)
 
 
 def test_recomputed_layers_give_the_same_gradients(make):

@@ -33,7 +33,7 @@ def folders(tmp_path_factory):
 
 @pytest.fixture
 def make(folders):
-    def make_policy(family="pi0", *, steering={}, seed=3):  # noqa: B006
+    def make_policy(family="pi0", *, steering={}, seed=3, **settings):  # noqa: B006
         policy = SMALL_VLAS[family].make(
             folders[family],
             robot=ROBOT,
@@ -42,6 +42,7 @@ def make(folders):
             fit_stats=True,
             num_flow_steps=2,
             steering=steering,
+            **settings,
         )
         rng = np.random.default_rng(0)
         sizes = {"joint_pos": 3, "force": 2, "action": 2}
@@ -123,7 +124,26 @@ def test_chunks_from_noise_are_those_of_the_sampler(make, family):
     _, inputs = policy.steering_inputs(tensors())
     whole = torch.nn.functional.pad(noise.view(ROWS, HORIZON, NUM_ACTIONS), (0, 32 - NUM_ACTIONS))
     sampled = policy._sampler(policy._network_inputs(policy.features(tensors()))._replace(noise=whole))
-    torch.testing.assert_close(policy.chunks_from_noise(inputs, noise), sampled[..., :NUM_ACTIONS])
+    low, high = (torch.from_numpy(policy._setup.action.apply(limit)) for limit in ROBOT.action.bounds)
+    torch.testing.assert_close(
+        policy.chunks_from_noise(inputs, noise), sampled[..., :NUM_ACTIONS].clamp(low, high)
+    )
+
+
+@pytest.mark.parametrize("family", SMALL_VLAS)
+def test_critics_see_of_a_chunk_what_the_robot_executes(make, family):
+    """Regression: the chunk of a large noise was executed within the robot's limits, but valued beyond them. The replay has
+    what was executed."""
+    policy = make(family, steering={"max_noise": 3.0}, action_axes=("axis1", "axis0"))
+    policy.steering.engaged.fill_(1.0)
+    s, inputs = policy.steering_inputs(tensors())
+    noise = policy.steering.sample(s, generator=torch.Generator().manual_seed(7))[0]
+    executed = policy.act(observations(), ActContext(seed=7)).actions
+    low, high = ROBOT.action.bounds
+    at_limit = (executed == low) | (executed == high)
+    assert 0.1 < at_limit.mean() < 0.9
+    expected = policy.normalize_actions(torch.from_numpy(executed), tensors())
+    torch.testing.assert_close(policy.chunks_from_noise(inputs, noise), expected, rtol=1e-4, atol=1e-4)
 
 
 def test_repeated_noise_has_the_size_of_one_action(make):
@@ -148,6 +168,9 @@ def test_critic_target_by_hand(make):
         }
         s, _ = policy.steering_inputs({**of["observation"], **prompt})
         s_next, inputs = policy.steering_inputs({**of["next"], **prompt})
+        both = torch.cat((s, s_next))  # the first batch gives the statistics of the features
+        std = both.std(0, correction=0).clamp(min=0.01)
+        s, s_next = (((one - both.mean(0)) / std).clamp(-5.0, 5.0) for one in (s, s_next))
         w, _ = policy.steering.sample(s_next, generator=generator)
         chunks = policy.chunks_from_noise(inputs, w).flatten(1)
         y = batch["reward"] + batch["discount"] * algorithm._target(torch.cat((s_next, chunks), 1)).amin(0)
@@ -175,6 +198,7 @@ def test_cloning_trains_the_model_and_dsrl_only_the_steering(make, family):
     other = make(family, seed=4)
     other.load(WeightSnapshot(version=2, components=algorithm.policy_weights(), hashes={}))
     assert other.steering.engaged.item() == 1.0
+    assert torch.equal(other.steering.scale, policy.steering.scale) and other.steering.scale.all()
 
 
 @pytest.mark.parametrize("family", SMALL_VLAS)
@@ -195,3 +219,47 @@ def test_embeddings_are_those_before_the_last_layer_and_tell_prompts_apart(make,
     torch.testing.assert_close(s[:, : policy.embedding_width], expected, rtol=1e-4, atol=1e-4)
     blue = {**observations(), "prompt": np.stack([encode_prompt("push the blue cube")] * ROWS)}
     assert not torch.allclose(policy.embeddings(blue)[0], found)
+
+
+@pytest.mark.extended
+@pytest.mark.parametrize("repeat", [False, True])
+def test_bimodal_vla_is_steered_to_the_rewarded_mode(make, repeat):
+    """Demonstrations go left or right. Only one side is rewarded, depending on the state."""
+    rows, rng = 32, np.random.default_rng(0)
+    policy = make(steering={"hidden": (32,), "repeat": repeat}, freeze_vision=True)
+
+    def look(num):
+        seen = {key: np.repeat(value[:1], num, 0) for key, value in observations().items()}
+        sides = rng.choice((-1.0, 1.0), num).astype(np.float32)
+        return {**seen, "joint_pos": sides[:, None].repeat(3, 1)}, sides
+
+    def batch(seen, actions, reward):
+        keys = [key for key in seen if key != "prompt"]
+        arrays = {f"{side}/{key}": seen[key] for side in ("observation", "next") for key in keys}
+        arrays |= {"prompt": seen["prompt"], "action": actions, "reward": reward, "discount": 0.0 * reward}
+        ones = torch.ones(len(reward), HORIZON, dtype=torch.bool)
+        return {"action/mask": ones, "human": ones, **{key: torch.from_numpy(v) for key, v in arrays.items()}}
+
+    def rewards(actions, sides):
+        return (actions[..., 0].mean(1) * sides > 0.2).astype(np.float32)
+
+    def success():
+        seen, sides = look(200)
+        return rewards(policy.act(seen, ActContext(seed=0)).actions, sides).mean()
+
+    cloning = Imitation(ImitationConfig(batch_size=rows, lr=2e-3, max_grad_norm=1.0), policy=policy)
+    for _ in range(150):
+        seen, _ = look(rows)
+        demos = np.full((rows, HORIZON, NUM_ACTIONS), 0.2, np.float32)
+        demos[..., 0] = rng.choice((-0.8, 0.8), (rows, 1))
+        cloning.update(batch(seen, demos, np.zeros(rows, np.float32)))
+    assert 0.25 < success() < 0.75
+
+    seen, sides = look(1024)  # the replay: chunks of the model's own noise
+    actions = policy.act(seen, ActContext(seed=1)).actions
+    reward = rewards(actions, sides)
+    algorithm = dsrl(policy, batch_size=rows, hidden=(64,), lr=3e-3, actor_after=50, temperature=0.001)
+    for _ in range(200):
+        drawn = rng.integers(0, len(reward), rows)
+        algorithm.update(batch({key: v[drawn] for key, v in seen.items()}, actions[drawn], reward[drawn]))
+    assert success() > 0.9

@@ -481,6 +481,23 @@ def test_interrupted_run_can_be_resumed(config, tmp_path):
     assert DiskWeightStore(folder.weights).latest() is not None
 
 
+def test_checkpoints_are_kept_every_n_updates(config, tmp_path):
+    """Updates are rollouts. A kept checkpoint holds the worlds too, so training continues from it exactly."""
+    changes = ("run.checkpoint_every_updates=3",)
+    InlineRun(RunFolder.create(tmp_path / "a", config(*changes))).run()
+    checkpoints = tmp_path / "a" / "checkpoints"
+    assert [path.name for path in checkpoints.glob("update-*")] == ["update-00000003"]
+    state, _ = load_checkpoint(checkpoints / "update-00000003")
+    resumed = build_training(config(*changes))
+    resumed.load_state_dict(state)
+    assert resumed.num_updates == 3
+    resumed.step()
+    last, _ = load_checkpoint(checkpoints / "last")
+    expected, found = ({k: v for k, v in one.items() if "/policy/" in k} for one in (last, resumed.state_dict()))
+    assert expected and same(expected, found)
+    resumed.close()
+
+
 @pytest.mark.parametrize("error", [Interrupted, KeyboardInterrupt])
 def test_interrupted_and_resumed_equals_uninterrupted(config, tmp_path, monkeypatch, error):
     """Interrupted between two updates, or during one."""

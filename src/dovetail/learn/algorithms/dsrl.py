@@ -25,6 +25,7 @@ from dovetail.learn.algorithms.settings import DSRLConfig
 from dovetail.learn.batches import observations_of
 from dovetail.learn.cuda_graphs import to_floats
 from dovetail.policies.random_draws import normal
+from dovetail.policies.steering import SteeringActor
 from dovetail.policies.trainable import Steerable, TrainablePolicy
 
 __all__ = ["DSRL", "DSRLConfig"]
@@ -62,6 +63,9 @@ class DSRL(SoftActorCritic):
     def update(self, batch: Mapping[str, Tensor]) -> Mapping[str, float]:
         with torch.no_grad():  # the flow and its encoders are frozen
             (s, inputs), (s_next, inputs_next) = (self._inputs(batch, side) for side in ("observation", "next"))
+            if self._steering.needs_fit:
+                self._fit(torch.cat((s, s_next)))
+            s, s_next = self._steering.standardize(s), self._steering.standardize(s_next)
         update_actor = self._actor_is_due()
         metrics: dict[str, Tensor | float] = {}
         metrics |= self._update_critic(
@@ -104,6 +108,18 @@ class DSRL(SoftActorCritic):
         w, log_pi = self._steering.sample(s, generator=self._generator)
         loss = (alpha * log_pi - self._actor_q(self._noise_critic, s, w)).mean()
         return {**self._step_actor(loss), **self._step_temperature(alpha, log_pi)}
+
+    def _fit(self, s: Tensor) -> None:
+        """Standardize features from now on by the statistics of the first batch, of all processes."""
+        count = torch.full_like(s[0], float(len(s)))
+        sums = [count, s.sum(0), s.square().sum(0)]
+        if not self._parallel.is_single:
+            self._parallel.sum_(sums)
+        count, total, squares = sums
+        mean = total / count
+        for steering in (self._steering, self._averaged["steering"]):
+            assert isinstance(steering, SteeringActor)
+            steering.fit(mean, (squares / count - mean.square()).clamp(min=0.0).sqrt())
 
     def _inputs(self, batch: Mapping[str, Tensor], name: str) -> tuple[Tensor, Any]:
         observations = observations_of(batch, name)

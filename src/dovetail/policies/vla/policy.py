@@ -199,6 +199,7 @@ class VlaPolicy(ActingVla):
                 num_noise=self.num_noise,
                 hidden=config.hidden,
                 max_noise=config.max_noise,
+                standardizes=True,
             )
         return actor.to(self._device)
 
@@ -212,10 +213,13 @@ class VlaPolicy(ActingVla):
         inputs = self._network_inputs(self.features(observations))
         with torch.inference_mode(False), torch.no_grad():
             prefix, *embeddings = self.network(self.network.prefix_and_embeddings, *inputs[:-1])
-            return torch.cat((masked_mean(*embeddings), inputs.state), dim=1), prefix
+            s = torch.cat((masked_mean(*embeddings), inputs.state), dim=1)
+        return s, (prefix, self._limits(observations))
 
     def chunks_from_noise(self, inputs: Any, noise: Tensor) -> Tensor:
-        """Eager and in the precision of the learner, as the sampler of a robot need not be."""
+        """Eager and in the precision of the learner, as the sampler of a robot need not be. Limited as in acting: a critic
+        of executed actions knows no others."""
+        prefix, limits = inputs
         x, network = self._whole_noise(noise), self.network
         num = self._config.num_flow_steps or self._setup.checkpoint.sizes.num_flow_steps
         with torch.inference_mode(False), torch.no_grad():
@@ -223,15 +227,24 @@ class VlaPolicy(ActingVla):
                 (1.0 - torch.arange(num, dtype=torch.float64, device=x.device) / num).float()
             )
             for step in range(num):
-                x = x - network.velocity(x, times[step : step + 1], inputs) / num
-        return x[..., : self._setup.action.size]
+                x = x - network.velocity(x, times[step : step + 1], prefix) / num
+        return x[..., : self._setup.action.size].clamp(*limits)
+
+    def _limits(self, observations: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+        """The robot's limits as normalized actions [B, 1, A]; those of relative axes depend on the state."""
+        num_rows = len(observations["prompt"])
+        low, high = (
+            self.normalize_actions(torch.from_numpy(limit).expand(num_rows, 1, -1), observations)[:, :1]
+            for limit in self._robot.action.bounds
+        )
+        return low.to(self._device), high.to(self._device)
 
     def _steered(self, inputs: Inputs, context: ActContext) -> Inputs:
         steering = self.steering
         if steering is None or not steering.engaged:
             return inputs
         with torch.inference_mode(False), torch.no_grad():
-            s = self._flat(inputs)
+            s = steering.standardize(self._flat(inputs))
             if context.deterministic:
                 noise = steering.most_likely(s)
             else:
