@@ -171,8 +171,13 @@ def test_wrong_command_is_found(line, because):
 
 
 def test_dead_link_is_found():
-    text = "[a](docs/tutorial.md#5), ![b](docs/gone.png), [c](https://example.com/x), [d](GONE.md)"
+    text = "[a](docs/tutorial.md#3-evaluate), ![b](docs/gone.png), [c](https://example.com/x), [d](GONE.md)"
     assert link_problems(text, ROOT) == ["docs/gone.png", "GONE.md"]
+
+
+def test_link_to_a_missing_heading_is_found():
+    text = "# One `two` three\n\n[a](docs/tutorial.md#evaluate), [b](#one-two-three), [c](#four)"
+    assert link_problems(text, ROOT) == ["docs/tutorial.md#evaluate", "#four"]
 
 
 def test_mention_of_a_missing_name_is_found():

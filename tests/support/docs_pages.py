@@ -28,6 +28,7 @@ FENCE = re.compile(
 )
 NAMED_BY_COMMENT = re.compile(r"# (\S+\.yaml)\b")  # a config's first line may name it
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
+HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
 INLINE = re.compile(r"(?<!`)`([^`\n]+)`(?!`)")
 PLACEHOLDER = re.compile(r"[A-Z][A-Z|.]*")  # RECIPE, RUN, NAME
 MACHINE_PATH = re.compile(r"(?<![\w.:/~-])/(?:work|home|root|tmp|usr|opt|mnt|var|srv|Users)/|\b[A-Z]:\\")
@@ -102,8 +103,26 @@ def is_placeholder(word: str) -> bool:
 
 
 def link_problems(text: str, folder: Path) -> list[str]:
+    """Links to files that do not exist, and to headings that a page does not have."""
     targets = [target for target in LINK.findall(FENCE.sub("", text)) if "://" not in target]
-    return [target for target in targets if not (folder / target.partition("#")[0]).exists()]
+    return [target for target in targets if not _link_exists(target, text, folder)]
+
+
+def _link_exists(target: str, text: str, folder: Path) -> bool:
+    name, _, anchor = target.partition("#")
+    path = folder / name
+    if name and not path.exists():
+        return False
+    if not anchor or (name and path.suffix != ".md"):
+        return True
+    return anchor in anchors(path.read_text() if name else text)
+
+
+def anchors(text: str) -> list[str]:
+    """Anchors of the headings of a page, as GitHub names them."""
+    return [
+        re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in HEADING.findall(FENCE.sub("", text))
+    ]
 
 
 def mention_problems(text: str) -> list[str]:
