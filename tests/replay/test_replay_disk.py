@@ -12,17 +12,19 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from dovetail.core.disk import dump_json, load_json
-from dovetail.core.errors import StoreError
+from dovetail.core.errors import SpecMismatch, StoreError
 from dovetail.core.specs import ArraySpec
 from dovetail.core.types import Episode, Purpose, View
 from dovetail.replay import _rings, _writer_files
 from dovetail.replay._added_ids import AddedIds
+from dovetail.replay._checks import check_same_robot
 from dovetail.replay.mapped import MappedReplay
 from dovetail.replay.reader import MappedReplayReader
 from support.replay_model import Model, assert_matches_model
@@ -559,3 +561,11 @@ def test_files_grow_with_contents_and_readers_remap(tmp_path: Path) -> None:
         assert reader.size(View()) == 5 + 199 * 100
         used = 20_000 * (48 + 2 * 4 + 4 + 3 * 8 + 4 + 4 + 1 + 8)  # bytes of the rows, about
         assert sum(path.stat().st_size for path in folder.iterdir()) < 3 * used
+
+
+def test_robot_of_another_embodiment_is_refused_in_one_line(tmp_path: Path) -> None:
+    start = make_traceable_episode(1, 3).start
+    first = replace(start.robot, embodiment="a\nb" * 100)
+    with pytest.raises(SpecMismatch, match="embodiment") as error:
+        check_same_robot(first, start, keys=tuple(start.robot.observation))
+    assert "\n" not in str(error.value) and len(str(error.value)) < 400

@@ -23,7 +23,7 @@ from typing import BinaryIO
 import numpy as np
 
 from dovetail.core.disk import MissingError, load_json, open_file, parse_json
-from dovetail.core.errors import SpecMismatch, StoreError
+from dovetail.core.errors import SpecMismatch, StoreError, shown
 from dovetail.core.types import Array, Episode, EpisodeStart, Observation, Outcome, Segment
 from dovetail.episodes._columns import FRAME, OBSERVATION, Columns
 from dovetail.episodes._frames import DistinctFrames
@@ -268,7 +268,7 @@ def _start(record: Record | None, *, name: str) -> EpisodeStart:
     try:
         return EpisodeStart.from_json(load_json(record.payload, name=name))
     except (KeyError, TypeError, ValueError, SpecMismatch) as error:
-        raise StoreError(f"{name} has a start that is not valid: {error}") from error
+        raise StoreError(f"{name} has a start that is not valid: {shown(error)}") from error
 
 
 def _end(record: Record, *, name: str) -> _End:
@@ -280,7 +280,7 @@ def _end(record: Record, *, name: str) -> _End:
             **optional_facts(end),
         )
     except (KeyError, TypeError, ValueError) as error:
-        raise StoreError(f"{name} has an end that is not valid: {error}") from error
+        raise StoreError(f"{name} has an end that is not valid: {shown(error)}") from error
 
 
 def number_of(path: Path) -> int:

@@ -6,7 +6,7 @@ import dataclasses
 
 import numpy as np
 
-from dovetail.core.errors import SpecMismatch, UsageError, did_you_mean
+from dovetail.core.errors import SpecMismatch, UsageError, did_you_mean, shown
 from dovetail.core.prompts import check_prompt_changes
 from dovetail.core.specs import ArraySpec, RobotSpec, match
 from dovetail.core.types import Array, EpisodeStart, Labels, Outcome, Purpose, Segment
@@ -90,6 +90,6 @@ def check_same_robot(first: RobotSpec, start: EpisodeStart, *, keys: tuple[str, 
     ):
         if ours != theirs:
             raise SpecMismatch(
-                f"the first robot of the replay, '{first.name}', has {what} {ours}, "
-                f"but robot '{start.robot.name}' of episode {start.id} has {theirs}"
+                f"the first robot of the replay, '{shown(first.name)}', has {what} {shown(ours)}, "
+                f"but robot '{shown(start.robot.name)}' of episode {start.id} has {shown(theirs)}"
             )

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from dovetail.core.errors import CheckpointError, UsageError
+from dovetail.core.errors import CheckpointError, UsageError, shown
 from dovetail.core.types import Array
 from dovetail.policies.checkpoints.folder_files import (
     MAX_AXES,
@@ -113,7 +113,7 @@ def _open(path: Path, policy: str | None) -> Folder:
     found = config.get("type")
     if found not in (POLICIES if policy is None else (policy,)):
         wanted = " or ".join(POLICIES) if policy is None else policy
-        what = f"a '{found}' policy" if isinstance(found, str) else "no policy of a known type"
+        what = f"a '{shown(found)}' policy" if isinstance(found, str) else "no policy of a known type"
         raise UsageError(f"{path} holds {what}, but LeRobot's '{wanted}' was expected. {type_hint(found)}")
     features = {
         key: tuple(int(size) for size in feature["shape"])

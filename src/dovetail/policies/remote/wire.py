@@ -19,7 +19,7 @@ from typing import Any, NoReturn
 import numpy as np
 
 from dovetail.core.bfloat16 import BFLOAT16, dtype_name
-from dovetail.core.errors import PolicyError
+from dovetail.core.errors import PolicyError, shown
 from dovetail.core.types import Array
 
 __all__ = [
@@ -168,7 +168,7 @@ def _shape(shape: Any) -> tuple[int, ...]:
 def checked_int(value: Any, *, low: int, high: int = 1 << 20) -> int:
     """An integer of a message. Raise ValueError if it is anything else or out of range."""
     if type(value) is not int or not low <= value <= high:
-        raise ValueError(f"{value!s:.20} is not an integer from {low} to {high}")
+        raise ValueError(f"{shown(value, max_chars=20)} is not an integer from {low} to {high}")
     return value
 
 

@@ -78,8 +78,9 @@ def read_adapter(folder: Path) -> Adapter:
         if not (folder / file).is_file():
             raise UsageError(f"policy.adapter: {folder} has no {file}. Name a folder of PEFT")
     config = read_json(folder / CONFIG)
-    if config.get("peft_type") != "LORA":
-        raise UsageError(f"{folder} holds a '{config.get('peft_type')}' adapter. Only LORA is known")
+    kind = config.get("peft_type")
+    if kind != "LORA":
+        raise UsageError(f"{folder} holds a '{shown(kind)}' adapter. Only LORA is known")
     for key, expected in _UNKNOWN.items():
         if config.get(key) not in (None, expected):
             raise UsageError(

@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from dovetail.core.errors import UsageError
+from dovetail.core.errors import UsageError, shown
 from dovetail.policies.checkpoints.folder_files import clear_errors, is_openpi, read_json, type_hint
 from dovetail.policies.checkpoints.weight_files import WeightFiles
 from dovetail.policies.vla.checkpoints import lerobot_folder, openpi_folder, transformers_folder
@@ -91,7 +91,7 @@ def _described(folder: Path, config: Mapping[str, Any], family: Family | None) -
         name = str(config[key])
         known = name in FAMILIES and format_ in FAMILIES[name].layouts
         if not known or (family is not None and name != family.name):
-            raise UsageError(_another(folder, f"a '{name}' model of {format_}", family, name))
+            raise UsageError(_another(folder, f"a '{shown(name)}' model of {format_}", family, name))
         return format_, name
     raise UsageError(
         f"{folder}/config.json is of no known format: it has neither LeRobot's `type`, transformers' `model_type` nor "
